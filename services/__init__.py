@@ -1,0 +1,1 @@
+"""The mediafleet services: independent processes that hear and say events."""

@@ -1,0 +1,1 @@
+"""What every mediafleet service stands on; imports nothing from services."""
