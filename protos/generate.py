@@ -1,8 +1,8 @@
 """Generates the typed Python code beside every .proto of this folder.
 
-Two ways in, one mechanism: ``python protos/generate.py`` for a checkout, and the build hook that
-hatchling runs for a wheel or an editable install. What is up to date is left alone, and a new file replaces the
-old one by rename, so that a program importing the package meanwhile never reads half a module.
+Two ways in, one mechanism: ``python protos/generate.py`` for a checkout, and the build hook that hatchling
+runs for a wheel or an editable install. What is up to date is left alone, and a new file replaces the old
+one by rename, so that a program importing the package meanwhile never reads half a module.
 """
 
 from __future__ import annotations
