@@ -1,0 +1,1 @@
+"""How events travel: the port in `port`, NATS JetStream in `nats`, a twin in `memory`, and provisioning."""
