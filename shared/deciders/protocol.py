@@ -1,0 +1,87 @@
+"""What a decider is: pure functions over one case, with nothing read but what is passed in.
+
+A case is the fold of its log. One step appends one fact; what a decision needs from elsewhere is *gathered* by
+the runner before it and copied into the fact that follows, so a fold needs only its own log. Things done to the
+world are *effects*: they run only from an own fact, and their outcome is a fact again.
+
+    heard event ──gather──> decide ──fact──> log ──evolve──> case ──next──> fact ... until quiescent
+                                                               └──effects──> act ──outcome──> log
+                                                               └──due──────> timer ──> next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from shared.events import AnyEvent, Entity, Payload
+
+CaseT = TypeVar("CaseT")
+ContextT = TypeVar("ContextT")
+PolicyT_contra = TypeVar("PolicyT_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something to do to the world, ordered by an own fact that has no outcome yet.
+
+    Attributes:
+        key: unique within the case; the same order gives the same key, so it runs once at a time.
+        ordered: the fact that ordered it.
+        timeout_s: how long it may take; it does not start with less lease left than this.
+    """
+
+    key: str
+    ordered: AnyEvent
+    timeout_s: float = 10.0
+
+
+class Decider(Protocol[CaseT, ContextT, PolicyT_contra]):
+    """The pure heart of a deciding service.
+
+    `ContextT` is what the service gathers (a live look at pods, a view, a tier); `None` where nothing was
+    gathered, as in replay of causes that need nothing.
+    """
+
+    @property
+    def domain(self) -> str:
+        """The domain of its logs."""
+        ...
+
+    def initial(self, of: Entity) -> CaseT:
+        """The case of an empty log."""
+        ...
+
+    def evolve(self, case: CaseT, fact: AnyEvent, sequence: int) -> CaseT:
+        """The case after one more fact of its log. Remembers the causes it has applied."""
+        ...
+
+    def decide(
+        self, case: CaseT, cause: AnyEvent, context: ContextT | None, now: datetime, policy: PolicyT_contra
+    ) -> Payload | None:
+        """The fact that a heard event leads to; None when it changes nothing (also: applied before)."""
+        ...
+
+    def next(
+        self, case: CaseT, context: ContextT | None, now: datetime, policy: PolicyT_contra
+    ) -> Payload | None:
+        """The fact that follows from the case itself: its next step, or a passed deadline."""
+        ...
+
+    def effects(self, case: CaseT) -> Sequence[Effect]:
+        """What was ordered and has no outcome yet, in the order to do it."""
+        ...
+
+    def due(self, case: CaseT, policy: PolicyT_contra) -> datetime | None:
+        """When `next` may have something to say although nothing is heard."""
+        ...
+
+    def closed(self, case: CaseT) -> bool:
+        """Nothing is open: the log may be compacted behind `snapshot`."""
+        ...
+
+    def snapshot(self, case: CaseT) -> Payload | None:
+        """The fact that stands for the whole log of a closed case; None while it is not worth one."""
+        ...
