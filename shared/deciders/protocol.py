@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from shared.events import AnyEvent, Entity, Payload
 
 CaseT = TypeVar("CaseT")
-ContextT = TypeVar("ContextT")
+ContextT_contra = TypeVar("ContextT_contra", contravariant=True)
 PolicyT_contra = TypeVar("PolicyT_contra", contravariant=True)
 
 
@@ -38,10 +38,10 @@ class Effect:
     timeout_s: float = 10.0
 
 
-class Decider(Protocol[CaseT, ContextT, PolicyT_contra]):
+class Decider(Protocol[CaseT, ContextT_contra, PolicyT_contra]):
     """The pure heart of a deciding service.
 
-    `ContextT` is what the service gathers (a live look at pods, a view, a tier); `None` where nothing was
+    `ContextT_contra` is what the service gathers (a live look at pods, a view, a tier); `None` where nothing was
     gathered, as in replay of causes that need nothing.
     """
 
@@ -59,13 +59,18 @@ class Decider(Protocol[CaseT, ContextT, PolicyT_contra]):
         ...
 
     def decide(
-        self, case: CaseT, cause: AnyEvent, context: ContextT | None, now: datetime, policy: PolicyT_contra
+        self,
+        case: CaseT,
+        cause: AnyEvent,
+        context: ContextT_contra | None,
+        now: datetime,
+        policy: PolicyT_contra,
     ) -> Payload | None:
         """The fact that a heard event leads to; None when it changes nothing (also: applied before)."""
         ...
 
     def next(
-        self, case: CaseT, context: ContextT | None, now: datetime, policy: PolicyT_contra
+        self, case: CaseT, context: ContextT_contra | None, now: datetime, policy: PolicyT_contra
     ) -> Payload | None:
         """The fact that follows from the case itself: its next step, or a passed deadline."""
         ...
