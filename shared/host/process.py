@@ -1,0 +1,198 @@
+"""One service as one process: settings, logs, health, the bus, and an orderly end.
+
+    main("remediation", RemediationSettings, run)
+
+`run(host, settings)` is the service; it goes on until it is cancelled. SIGTERM or Ctrl-C cancels it; leaving
+its `async with` blocks finishes lanes and releases the lease; what still runs after `stop_within_s` is cut off.
+An error that the service does not handle ends the process with it in the log: the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+from prometheus_client import Gauge, Info
+
+from shared.bus.nats import connect
+from shared.bus.port import Bus, Disconnected, Lease, LeaseLost
+from shared.clock import Clock, SystemClock
+from shared.errors import BadInput, FleetError
+from shared.host import health, logging
+from shared.host.settings import ServiceSettings, SharedSettings, load
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+_READY = Gauge("mediafleet_ready", "1 while the service may get work, else 0.", ["service"])
+_ACTIVE = Gauge("mediafleet_active", "1 while this replica holds its service's lease.", ["service"])
+_BUILD = Info("mediafleet_service", "Which service this process is.")
+
+_BUS_SILENT_S = 60.0
+"""A bus that claims to be connected and does not answer for this long is a dead connection: restart."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Host:
+    """What a service gets from its process."""
+
+    service: str
+    shared: SharedSettings
+    clock: Clock
+    bus: Bus
+    not_ready: str = "starting"
+
+    @property
+    def source(self) -> str:
+        """The CloudEvents source of what it says."""
+        return f"/mediafleet/{self.service}/{self.shared.instance}"
+
+    def ready(self, why_not: str = "") -> None:
+        """Say that work is welcome, or why not."""
+        self.not_ready = why_not
+        _READY.labels(self.service).set(0 if why_not else 1)
+
+    async def while_active(self, act: Callable[[Lease], Awaitable[None]]) -> None:
+        """Be the active replica whenever the lease can be had, for ever; a lost lease or bus means stand by.
+
+        Args:
+            act: consume and decide until something ends it.
+        """
+        self.ready()
+        while True:
+            try:
+                async with self.bus.lease(self.service) as lease:
+                    _ACTIVE.labels(self.service).set(1)
+                    log.info("active", lease=lease.number)
+                    await act(lease)
+            except (LeaseLost, Disconnected) as error:
+                log.warning("standing by", reason=str(error))
+            finally:
+                _ACTIVE.labels(self.service).set(0)
+            await asyncio.sleep(0.2)
+
+
+Run = Callable[[Host, SettingsT], Awaitable[None]]
+
+
+def main(service: str, settings: type[SettingsT], run: Run[SettingsT]) -> None:
+    """Run a service until it is told to stop; exits 0 then, 1 on failure, 2 on bad settings."""
+    try:
+        shared, own = load(SharedSettings), load(settings)
+        logging.configure(service, shared.instance, shared.log_level)
+    except BadInput as error:
+        sys.stderr.write(f"mediafleet {service}: {error}\n")
+        raise SystemExit(2) from None
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(_Process(service, shared, own, run).live())
+    except FleetError as error:
+        log.error("stopped", reason=str(error))
+        raise SystemExit(1) from None
+
+
+class _Watch:
+    """Whether the bus answers: for readiness at once, for liveness when a connection is dead but says it lives."""
+
+    _EVERY_S = 10.0
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._bus: Bus | None = None
+        self._answered_s = 0.0
+
+    async def run(self, bus: Bus) -> None:
+        """Ask for ever."""
+        self._bus, self._answered_s = bus, self._clock.monotonic()
+        while True:
+            try:
+                await bus.ping()
+                self._answered_s = self._clock.monotonic()
+            except Disconnected as error:
+                log.warning("bus does not answer", reason=str(error))
+            await asyncio.sleep(self._EVERY_S)
+
+    def ready(self) -> str:
+        """Why no work may come; empty when it may."""
+        return "" if self._bus is not None and self._bus.connected else "the bus is not connected"
+
+    def live(self) -> str:
+        """Why the process should be restarted; empty when it should not. A bus that is down is no reason."""
+        if self._bus is None or not self._bus.connected:
+            return ""
+        silent_s = self._clock.monotonic() - self._answered_s
+        return f"the bus connection has been dead for {silent_s:.0f} s" if silent_s > _BUS_SILENT_S else ""
+
+
+class _Process(Generic[SettingsT]):
+    """The life of one process."""
+
+    def __init__(self, service: str, shared: SharedSettings, own: SettingsT, run: Run[SettingsT]) -> None:
+        self._service, self._shared, self._own, self._run = service, shared, own, run
+        self._clock = SystemClock()
+        self._watch = _Watch(self._clock)
+        self._host: Host | None = None
+
+    async def live(self) -> None:
+        """Until stopped or broken."""
+        _BUILD.info({"service": self._service, "instance": self._shared.instance})
+        at = self._shared
+        async with health.serve(
+            at.health_host, at.health_port, live=self._watch.live, ready=self._ready
+        ) as endpoint:
+            log.info("started", health_port=endpoint.port)
+            working = asyncio.create_task(self._work(), name=self._service)
+            loop = asyncio.get_running_loop()
+            stop = asyncio.create_task(_signalled(loop), name="stop")
+            await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if not working.done():
+                log.info("stopping")
+                if self._host is not None:
+                    self._host.ready("stopping")
+                working.cancel()
+                await asyncio.wait({working}, timeout=at.stop_within_s)
+            if not working.done():
+                log.error("did not stop in time", stop_within_s=at.stop_within_s)
+                os._exit(1)  # a task that ignores its cancellation would hold the loop's own end up too
+            if not working.cancelled():
+                working.result()
+        log.info("stopped")
+
+    async def _work(self) -> None:
+        at = self._shared
+        async with connect(
+            at.nats_url,
+            service=self._service,
+            instance=at.instance,
+            clock=self._clock,
+            credentials=at.nats_credentials,
+        ) as bus:
+            self._host = Host(self._service, at, self._clock, bus)
+            watching = asyncio.create_task(self._watch.run(bus), name="bus-watch")
+            gc.collect()
+            gc.freeze()  # what was loaded at start stays: no collection walks it again
+            try:
+                await self._run(self._host, self._own)
+            finally:
+                watching.cancel()
+
+    def _ready(self) -> str:
+        if self._host is None:
+            return "connecting to the bus"
+        return self._host.not_ready or self._watch.ready()
+
+
+async def _signalled(loop: asyncio.AbstractEventLoop) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
