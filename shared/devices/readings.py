@@ -29,6 +29,7 @@ class Readings:
         memory_used_bytes: used device memory.
         busy: share of the time the compute engine was busy, 0..1.
         health_word: the vendor tool's own verdict, lower case ("ok", "warning", "alarm", "critical").
+        error_codes: active fault codes as the vendor tool prints them, upper case hexadecimal (Ascend).
         recovery_action: the driver's own advice, lower case ("none", "reset", "reboot", ...).
     """
 
@@ -48,4 +49,5 @@ class Readings:
     memory_used_bytes: int | None = None
     busy: float | None = None
     health_word: str | None = None
+    error_codes: tuple[str, ...] = ()
     recovery_action: str | None = None
