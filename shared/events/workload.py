@@ -52,6 +52,82 @@ class Breached(BreachPayload):
     candidates: tuple[Candidate, ...] = ()
 
 
+@fact("sla.attributed", by="guardian", to="console", discriminator=("breach_id", "n"))
+class Attributed(BreachPayload):
+    """The cause was looked at again before the next step; this is what decides it."""
+
+    n: int = Field(ge=1)
+    observed: float
+    attribution: Attribution
+    candidates: tuple[Candidate, ...] = ()
+
+
+@fact("sla.step-proposed", by="guardian", to="guardian", discriminator=("breach_id", "pod.uid", "attempt"))
+class SlaStepProposed(BreachPayload):
+    """The breach wants a neighbour evicted; the fleet's budget answers."""
+
+    pod: PodRef
+    tier: str
+    attempt: int = Field(ge=1)
+    share: float = Field(ge=0, le=1)
+    engine: str
+    device: str
+    node: str
+    tenant: str
+
+
+class SlaBudgetPayload(Payload):
+    """A fact of the guardian's budget (fleet/budget) about one proposed eviction."""
+
+    case: str = Field(description="place/entity of the workload")
+    breach_id: str
+    pod_uid: str
+    attempt: int = Field(ge=1)
+
+
+_SLA_GRANT = ("case", "breach_id", "pod_uid", "attempt")
+
+
+@fact("sla.granted", by="guardian", to="guardian console", discriminator=_SLA_GRANT)
+class SlaGranted(SlaBudgetPayload):
+    """The eviction may be ordered; these scopes are charged."""
+
+    device: str
+    node: str
+    tenant: str
+
+
+@fact("sla.denied", by="guardian", to="guardian console", discriminator=_SLA_GRANT)
+class SlaDenied(SlaBudgetPayload):
+    """No eviction now; ask again after `retry_at`."""
+
+    limited_by: str
+    retry_at: AwareDatetime
+
+
+@fact("sla.returned", by="guardian", to="guardian console", discriminator=_SLA_GRANT)
+class SlaReturned(SlaBudgetPayload):
+    """Nothing was evicted: the grant is free again."""
+
+    reason: str
+
+
+@fact("sla.frozen", by="guardian", to="alerting console", discriminator=("freeze_id",))
+class SlaFrozen(Payload):
+    """Too much is breached or missing at once: the measurements are suspect, nothing is evicted."""
+
+    freeze_id: str
+    reason: str
+
+
+@fact("sla.thawed", by="guardian", to="alerting console", discriminator=("freeze_id",))
+class SlaThawed(Payload):
+    """The measurements can be believed again."""
+
+    freeze_id: str
+    reason: str
+
+
 @fact("sla.eviction-ordered", by="guardian", to="guardian console", discriminator=("pod.uid", "attempt"))
 class SlaEvictionOrdered(BreachPayload):
     """This neighbour is to be evicted; written before the API is asked."""
@@ -129,6 +205,16 @@ class SlaStepRefused(BreachPayload):
 
     cause_id: str
     reason: str
+    pod_uid: str = ""
+    attempt: int = Field(default=1, ge=1)
+    retry_at: AwareDatetime | None = None
+
+
+@fact("sla.closed", by="guardian", to="alerting console", discriminator=("breach_id",))
+class SlaClosed(BreachPayload):
+    """The breach ended without being restored: its pod is gone, or its target."""
+
+    reason: str
 
 
 @fact("sla.held", by="guardian", to="alerting console", discriminator=("command_id",))
@@ -174,7 +260,7 @@ class ScaleOrdered(ScalePayload):
     workload: WorkloadRef
     from_: int = Field(alias="from", ge=0)
     to: int = Field(ge=0)
-    mode: str = Field(description="scale, or min-replicas-lease on an HPA")
+    mode: str = Field(description="scale, min-replicas-lease on an HPA, or restore of either")
     hpa: str | None = None
     restore_to: int | None = Field(default=None, description="minReplicas to give back when the lease ends")
     by: str = Field(description="id of the event that asked")
@@ -205,6 +291,25 @@ class ScaleExpired(ScalePayload):
     """The lease ended and what it raised was given back."""
 
     reason: str = ""
+
+
+@fact("scale.held", by="autoscaler", to="alerting console", discriminator=("command_id",))
+class ScaleHeld(Payload):
+    """A person keeps the autoscaler's hands off this workload."""
+
+    command_id: str
+    owner: str
+    reason: str
+    until: AwareDatetime | None = None
+
+
+@fact("scale.released", by="autoscaler", to="alerting console", discriminator=("command_id",))
+class ScaleReleased(Payload):
+    """The hold ended."""
+
+    command_id: str
+    owner: str
+    reason: str
 
 
 @fact("scale.snapshotted", by="autoscaler", to="autoscaler console", discriminator=_SCALE)
