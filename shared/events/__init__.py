@@ -1,7 +1,8 @@
 """What can happen: one envelope, one catalogue, one subject grammar.
 
-Importing this package fills the catalogue. `world` holds what nodes observe, `device` what the manager makes of
-it, `remediation` the three-strikes case and people's commands, `workload` SLA, scaling, alerts and dead letters.
+Importing this package fills the catalogue. `world` holds what nodes observe, `device` what the manager makes
+of it, `remediation` the three-strikes case and people's commands, `workload` SLA, scaling, alerts and dead
+letters.
 """
 
 from shared.events import device, remediation, workload, world

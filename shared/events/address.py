@@ -40,12 +40,28 @@ def escape(text: str) -> str:
     if _PLAIN.fullmatch(text):
         token = text
     else:
-        token = "".join(
-            chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"_{byte:02x}" for byte in text.encode()
-        )
+        token = "".join(chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"_{byte:02x}" for byte in _utf8(text))
     if len(token) > _MAX_TOKEN:
         raise BadInput("subject", f"{text[:40]!r}... is too long", "use a name of at most 253 characters")
     return token
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput("subject", f"{text!r} holds half a surrogate", "use a name in UTF-8") from error
+
+
+def whole_place(place: str) -> str:
+    """The place; `place/entity` must come apart again, so it has no slash.
+
+    Raises:
+        BadInput: it has one.
+    """
+    if "/" in place:
+        raise BadInput("subject", f"the place {place!r} holds a slash", "name a node or a namespace")
+    return place
 
 
 @lru_cache(maxsize=65536)
@@ -139,7 +155,7 @@ def _subject(domain: str, place: str, entity: str, fact: str) -> str:
     for name in (domain, fact):
         if not _NAME.fullmatch(name):
             raise BadInput("subject", f"{name!r} is no domain or fact", "use lower-case words joined by -")
-    return f"{PREFIX}.{domain}.{escape(place)}.{escape(entity)}.{fact}"
+    return f"{PREFIX}.{domain}.{escape(whole_place(place))}.{escape(entity)}.{fact}"
 
 
 @lru_cache(maxsize=65536)
@@ -155,4 +171,4 @@ def _parse(subject: str) -> Address:
             raise BadInput(
                 "subject", f"{name!r} in {subject!r} is no domain or fact", "use lower-case words joined by -"
             )
-    return Address(domain, unescape(place), unescape(entity), fact)
+    return Address(domain, whole_place(unescape(place)), unescape(entity), fact)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from shared.errors import BadInput
-from shared.events.address import PREFIX, Address, Entity
+from shared.events.address import PREFIX, Address, Entity, whole_place
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "events.mediafleet.io")
 CONTENT_TYPE = "application/cloudevents+json"
@@ -183,7 +183,7 @@ def event(
     """
     kind = data.kind
     place, entity = (of.place, of.entity) if isinstance(of, Entity) else of
-    about = f"{place}/{entity}"
+    about = f"{whole_place(place)}/{entity}"
     id_ = fact_id(cause.key, kind, about, data)
     correlation = correlationid or cause.correlationid
     epoch = getattr(data, "epoch", None)
@@ -271,7 +271,7 @@ def _reach(data: BaseModel, path: str) -> str:
 
 
 def _traceparent(parent: str | None, root: str, id_: str) -> str:
-    """W3C trace context: the cause's trace goes on; a new one is derived from the case, so replay gives the same."""
+    """W3C trace context: the cause's trace, else one derived from the case, so that replay gives the same."""
     trace = parent.split("-")[1] if parent else hashlib.sha256(root.encode()).hexdigest()[:32]
     return f"00-{trace}-{hashlib.sha256(id_.encode()).hexdigest()[:16]}-01"
 

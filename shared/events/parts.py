@@ -1,4 +1,4 @@
-"""Pieces that several domains' payloads are made of. Words are open: consumers treat an unknown one as unknown."""
+"""Pieces of several domains' payloads. Words are open: consumers treat an unknown one as unknown."""
 
 from __future__ import annotations
 

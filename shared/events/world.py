@@ -193,7 +193,7 @@ class Fenced(Payload):
 
 @fact("allocation.withdrawn", by="bridge", to="remediation manager", discriminator=("boot_id", "n"))
 class Withdrawn(Payload):
-    """The bridge took a device from the kubelet by itself, because the bus was gone and the evidence fatal."""
+    """The bridge took a device from the kubelet alone: the bus was gone and the evidence fatal."""
 
     boot_id: str
     n: int = Field(ge=0)
