@@ -77,7 +77,12 @@ def _nvidia_gpu(device: Device, index: int, *, recent: bool) -> Section:
         "multigpu_board": "No",
         "board_id": hex(int(bus, 16) << 8),
         "gpu_part_number": "900-2G193-0000-001" if recent else "900-2G183-0000-001",
-        "inforom_version": {"img_version": "G193.0200.00.01", "oem_object": "2.1", "ecc_object": "6.16", "pwr_object": "N/A"},
+        "inforom_version": {
+            "img_version": "G193.0200.00.01",
+            "oem_object": "2.1",
+            "ecc_object": "6.16",
+            "pwr_object": "N/A",
+        },
         "gpu_operation_mode": {"current_gom": "N/A", "pending_gom": "N/A"},
         "gsp_firmware_version": model.driver if recent else "N/A",
         "gpu_virtualization_mode": {"virtualization_mode": "None", "host_vgpu_mode": "N/A"},
@@ -190,7 +195,11 @@ def _power(device: Device, *, recent: bool) -> Section:
     else:
         limits = {"power_limit": limit, "enforced_power_limit": limit}
         state = {"power_state": "P0", "power_management": "Supported", "power_draw": draw}
-    return state | limits | {"default_power_limit": limit, "min_power_limit": "40.00 W", "max_power_limit": limit}
+    return (
+        state
+        | limits
+        | {"default_power_limit": limit, "min_power_limit": "40.00 W", "max_power_limit": limit}
+    )
 
 
 def rocm_smi_json(devices: Sequence[Device]) -> str:
@@ -277,7 +286,11 @@ def npu_smi_text(devices: Sequence[Device]) -> str:
             ("NPU   Name", "Health", "Power(W)    Temp(C)           Hugepages-Usage(page)"),
             ("Chip", "Bus-Id", "AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)"),
         ]
-    banner = f"npu-smi {version:<41}Version: {version}" if inference else f"npu-smi {version:<25}Version: {version}"
+    banner = (
+        f"npu-smi {version:<41}Version: {version}"
+        if inference
+        else f"npu-smi {version:<25}Version: {version}"
+    )
     lines = [edge, f"| {banner:<{sum(widths)}} |", rule, *(_npu_row(head, widths) for head in heads), bar]
     for device in devices:
         cells = _npu_inference(device) if inference else _npu_training(device)

@@ -1,8 +1,8 @@
 """Which device ids a kubelet knows, which are healthy, and which containers hold them.
 
-The rules are those of the kubelet's device manager (k/k pkg/kubelet/cm/devicemanager): an id is in use until its
-pod has ended and the next admission collects it; ids of a plugin that went away are unhealthy; a resource whose
-plugin stayed away for the grace period is forgotten, while containers keep what they hold. Pure.
+The rules are those of the kubelet's device manager (k/k pkg/kubelet/cm/devicemanager): an id is in use until
+its pod has ended and the next admission collects it; ids of a plugin that went away are unhealthy; a resource
+whose plugin stayed away for the grace period is forgotten, while containers keep what they hold. Pure.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ class DeviceSets:
         self.entries: dict[tuple[str, str, str], Entry] = {}
 
     def listed(
-        self, resource: str, healthy: Collection[str], unhealthy: Collection[str], topology: Mapping[str, tuple[int, ...]]
+        self,
+        resource: str,
+        healthy: Collection[str],
+        unhealthy: Collection[str],
+        topology: Mapping[str, tuple[int, ...]],
     ) -> frozenset[str]:
         """Take a plugin's complete list; returns the ids whose health changed."""
         sets = self.resources.setdefault(resource, ResourceSets())
@@ -163,8 +167,8 @@ class DeviceSets:
     def checkpoint(self, boot_id: str) -> str:
         """The text of kubelet_internal_checkpoint (k/k checkpoint.go).
 
-        The checksum is FNV-1a over the data as written here: the kubelet's own hashes Go's memory layout, which
-        nobody outside it can repeat, so readers must not check it.
+        The checksum is FNV-1a over the data as written here: the kubelet's own hashes Go's memory layout,
+        which nobody outside it can repeat, so readers must not check it.
         """
         data = {
             "PodDeviceEntries": [
@@ -186,7 +190,7 @@ class DeviceSets:
         return json.dumps({"Data": data, "Checksum": checksum, "BootID": boot_id}, separators=(",", ":"))
 
     def restore(self, text: str, now_s: float) -> None:
-        """Read a checkpoint: holders as they were, resources known but with no device until a plugin registers.
+        """Read a checkpoint: holders as they were, resources known but empty until a plugin registers.
 
         Raises:
             BadInput: it is not a checkpoint.
@@ -196,7 +200,9 @@ class DeviceSets:
             entries = [_entry(row) for row in data["PodDeviceEntries"] or ()]
             registered = list(data["RegisteredDevices"] or ())
         except (ValueError, KeyError, TypeError, AttributeError) as broken:
-            raise BadInput("kubelet_internal_checkpoint", f"cannot be read ({broken})", "delete the file") from broken
+            raise BadInput(
+                "kubelet_internal_checkpoint", f"cannot be read ({broken})", "delete the file"
+            ) from broken
         self.entries = {(entry.pod_uid, entry.container, entry.resource): entry for entry in entries}
         self.resources = {name: ResourceSets(stopped_at_s=now_s) for name in registered}
 

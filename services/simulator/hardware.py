@@ -1,8 +1,8 @@
 """The hardware that simulated nodes are made of: models, devices and the default nodes.
 
-A device is a frozen value: mutations (an error counter, a new serial in the slot) make a new value, and the tree
-renders it again. Everything invented about a device (serial, UUID, power, temperature) follows from the seed, the
-node and the slot, so one seed always gives one cluster.
+A device is a frozen value: mutations (an error counter, a new serial in the slot) make a new value, and the
+tree renders it again. Everything invented about a device (serial, UUID, power, temperature) follows from the
+seed, the node and the slot, so one seed always gives one cluster.
 """
 
 from __future__ import annotations
@@ -49,9 +49,27 @@ MODELS = {
     model.name: model
     for model in (
         Model("Tesla T4", "nvidia", "1eb8", "12a2", "030200", 15360, 70, 8, 16, "Turing", "525.147.05", 1, 2),
-        Model("NVIDIA L4", "nvidia", "27b8", "16ee", "030200", 23034, 72, 16, 16, "Ada Lovelace", "535.183.06", 2, 4),
-        Model("Instinct MI210", "amd", "740f", "0c34", "038000", 65520, 300, 16, 16, "Aldebaran", "6.7.0", 2, 2),
-        Model("Instinct MI100", "amd", "738c", "0c34", "038000", 32752, 290, 16, 16, "Arcturus", "6.3.6", 2, 2),
+        Model(
+            "NVIDIA L4",
+            "nvidia",
+            "27b8",
+            "16ee",
+            "030200",
+            23034,
+            72,
+            16,
+            16,
+            "Ada Lovelace",
+            "535.183.06",
+            2,
+            4,
+        ),
+        Model(
+            "Instinct MI210", "amd", "740f", "0c34", "038000", 65520, 300, 16, 16, "Aldebaran", "6.7.0", 2, 2
+        ),
+        Model(
+            "Instinct MI100", "amd", "738c", "0c34", "038000", 32752, 290, 16, 16, "Arcturus", "6.3.6", 2, 2
+        ),
         Model("910B3", "huawei", "d802", "3400", "120000", 65536, 400, 16, 16, "Ascend", "24.1.rc3", 0, 2),
         Model("310P3", "huawei", "d500", "0100", "120000", 44280, 72, 16, 16, "Ascend", "24.1.rc3", 3, 12),
     )
@@ -162,11 +180,15 @@ def demo_nodes(seed: int = 1) -> tuple[NodeSpec, ...]:
     """Three nodes of three vendors, two devices each; the seed chooses between two models of each vendor."""
     choices = (("NVIDIA L4", "Tesla T4"), ("Instinct MI210", "Instinct MI100"), ("310P3", "910B3"))
     return tuple(
-        NodeSpec(name=f"worker-{index}", models=(pair[int(invented(seed, index)[:2], 16) % 2],) * 2, seed=seed)
+        NodeSpec(
+            name=f"worker-{index}", models=(pair[int(invented(seed, index)[:2], 16) % 2],) * 2, seed=seed
+        )
         for index, pair in enumerate(choices, start=1)
     )
 
 
 def fleet_nodes(count: int, *, devices: int = 1, seed: int = 1) -> tuple[NodeSpec, ...]:
     """``count`` alike nodes, for scale."""
-    return tuple(NodeSpec(name=f"node-{i:04d}", models=("NVIDIA L4",) * devices, seed=seed) for i in range(count))
+    return tuple(
+        NodeSpec(name=f"node-{i:04d}", models=("NVIDIA L4",) * devices, seed=seed) for i in range(count)
+    )

@@ -54,7 +54,9 @@ class PluginEndpoint:
                 self.options = await self._stub.GetDevicePluginOptions(pb.Empty())
         except TimeoutError:
             await self.close()
-            raise Permanent(f"failed to dial device plugin {self.socket.name}: context deadline exceeded") from None
+            raise Permanent(
+                f"failed to dial device plugin {self.socket.name}: context deadline exceeded"
+            ) from None
         except grpc.aio.AioRpcError as refused:
             await self.close()
             raise Permanent(f"failed to get device plugin options: {refused.details()}") from refused
@@ -86,7 +88,9 @@ class PluginEndpoint:
         try:
             response = await self._stub.GetPreferredAllocation(request)
         except grpc.aio.AioRpcError as refused:
-            raise Permanent(f"device plugin GetPreferredAllocation rpc failed with err: {_said(refused)}") from refused
+            raise Permanent(
+                f"device plugin GetPreferredAllocation rpc failed with err: {_said(refused)}"
+            ) from refused
         if not response.container_responses:
             return []
         return list(response.container_responses[0].deviceIDs)
@@ -119,7 +123,9 @@ class PluginEndpoint:
                 pb.PreStartContainerRequest(devices_ids=ids), timeout=PRE_START_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as refused:
-            raise Permanent(f"device plugin PreStartContainer rpc failed with err: {_said(refused)}") from refused
+            raise Permanent(
+                f"device plugin PreStartContainer rpc failed with err: {_said(refused)}"
+            ) from refused
 
     async def close(self) -> None:
         """Hang up."""

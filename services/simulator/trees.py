@@ -7,9 +7,9 @@
     dev/kmsg                             a regular file that grows, in the record form of /dev/kmsg
     dev/...                              device nodes, as empty files
 
-Every change is one atomic rename or one append, so a reader never sees half of it. A tool finds its answers in
-`<tool>.d/`: `all.capture`, one capture per device, and empty `hang` or `fail` marks beside them; the script itself
-never changes.
+Every change is one atomic rename or one append, so a reader never sees half of it. A tool finds its answers
+in `<tool>.d/`: `all.capture`, one capture per device, and empty `hang` or `fail` marks beside them; the
+script itself never changes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class HostTree:
         self._write("proc/sys/kernel/osrelease", f"{_KERNEL}\n")
         self._write(
             "etc/os-release",
-            'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nNAME="Ubuntu"\nVERSION_ID="24.04"\nID=ubuntu\nID_LIKE=debian\n',
+            'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nNAME="Ubuntu"\nVERSION_ID="24.04"\nID=ubuntu\n',
         )
         self._write("etc/hostname", f"{self.spec.name}\n")
         for name in ("dma_heap/system", "dma_heap/linux,cma", "null"):
@@ -137,7 +137,11 @@ class HostTree:
             BadInput: no slot of this node has that name.
         """
         for device in self.devices:
-            names = {str(device.slot), device.bus_address, device_key(device.model.vendor, device.bus_address)}
+            names = {
+                str(device.slot),
+                device.bus_address,
+                device_key(device.model.vendor, device.bus_address),
+            }
             if name in names or (":" in name and normalise_bus_address(name) == device.bus_address):
                 return device
         known = ", ".join(device_key(d.model.vendor, d.bus_address) for d in self.devices)
@@ -219,10 +223,13 @@ class HostTree:
         )
 
     def reboot(self) -> None:
-        """A new boot: another boot id, an empty kernel log, volatile counters at zero; broken stays broken."""
+        """Another boot id, an empty kernel log, volatile counters at zero; what is broken stays broken."""
         self._boots += 1
         self.devices = tuple(replace(device, correctable=0, uncorrectable=0) for device in self.devices)
         self._hanging.clear()
+        # /var/run is a tmpfs.
+        for spec in (self.root / "var/run/cdi").iterdir():
+            spec.unlink()
         self._boot()
         self._refresh()
 
@@ -254,11 +261,16 @@ class HostTree:
                 self.kernel_line(f"{driver} {device.bus_address}: enabling device (0000 -> 0003)", level=6)
 
     def _install_driver(self, vendor: Vendor) -> None:
-        driver, model = KERNEL_DRIVERS[vendor], next(d.model for d in self.devices if d.model.vendor == vendor)
+        driver, model = (
+            KERNEL_DRIVERS[vendor],
+            next(d.model for d in self.devices if d.model.vendor == vendor),
+        )
         (self.root / "sys/bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
         self._write(f"sys/module/{driver}/version", f"{model.driver}\n")
         if vendor == "nvidia":
-            line = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {model.driver}  Tue Jan  6 12:00:00 UTC 2026\n"
+            line = (
+                f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {model.driver}  Tue Jan  6 12:00:00 2026\n"
+            )
             self._write("proc/driver/nvidia/version", line)
         for name in _COMMON_NODES[vendor]:
             self._write(f"dev/{name}", "")
@@ -274,8 +286,14 @@ class HostTree:
         """Kernel names of a device and its nodes under dev/: path under sys/class -> path under dev."""
         slot = device.slot
         return {
-            "nvidia": {f"drm/card{slot}": f"dri/card{slot}", f"drm/renderD{128 + slot}": f"dri/renderD{128 + slot}"},
-            "amd": {f"drm/card{slot}": f"dri/card{slot}", f"drm/renderD{128 + slot}": f"dri/renderD{128 + slot}"},
+            "nvidia": {
+                f"drm/card{slot}": f"dri/card{slot}",
+                f"drm/renderD{128 + slot}": f"dri/renderD{128 + slot}",
+            },
+            "amd": {
+                f"drm/card{slot}": f"dri/card{slot}",
+                f"drm/renderD{128 + slot}": f"dri/renderD{128 + slot}",
+            },
             "huawei": {f"npu/npu{slot}": f"davinci{slot}"},
         }[device.model.vendor]
 
@@ -347,13 +365,19 @@ class HostTree:
             for mark, marked in (("hang", self._hanging & slots), ("fail", self._failing & slots)):
                 for device in present:
                     if device.slot in marked:
-                        said = f"Unable to determine the device handle for {device.bus_address}: Unknown Error\n"
+                        said = (
+                            f"Unable to determine the device handle for {device.bus_address}: Unknown Error\n"
+                        )
                         answers |= {f"{name}.{mark}": said for name in ("all", *_selectors(device))}
             for name, text in answers.items():
                 self._write(f"{folder}/{name}", text)
             for path in (self.root / folder).iterdir():
                 if path.name not in answers:
                     path.unlink()
+        self._write_ras()
+
+    def _write_ras(self) -> None:
+        # amdgpu counts memory errors in sysfs; rocm-smi's general listing leaves them out.
         for device in self.devices:
             if device.present and device.model.vendor == "amd":
                 counts = f"ue: {device.uncorrectable}\nce: {device.correctable}\n"
@@ -367,6 +391,10 @@ class HostTree:
                 ("ecc", captures.npu_smi_ecc_text(device)),
             ):
                 answers |= {f"{name}.{kind}.capture": text for name in _selectors(device)}
+        for mark, marked in (("hang", self._hanging), ("fail", self._failing)):
+            if device.slot in marked:
+                said = f"Unable to determine the device handle for {device.bus_address}: Unknown Error\n"
+                answers |= {f"{name}.{mark}": said for name in ("all", *_selectors(device))}
         return answers
 
     def _write(self, relative: str, text: str) -> None:
@@ -409,7 +437,9 @@ def _complaint(device: Device, code: int | str | None) -> str:
         block = "umc" if code is None else str(code)
         return f"amdgpu {address}: amdgpu: 1 uncorrectable hardware errors detected in {block} block"
     event = "80E01801" if code is None else str(code).removeprefix("0x").upper()
-    return f"devdrv_device_driver {address}: [ascend] device fault, dev_id={device.slot}, event code 0x{event}"
+    return (
+        f"devdrv_device_driver {address}: [ascend] device fault, dev_id={device.slot}, event code 0x{event}"
+    )
 
 
 def demo_root(base: Path, node: str) -> Path:
