@@ -1,1 +1,7 @@
-"""How a service decides: pure decide/evolve over a case log (`protocol`), and the runner that drives it (`runner`)."""
+"""How a service decides: pure decide/evolve over a case log (`protocol`), driven over the bus (`runner`)."""
+
+from shared.deciders.folds import Outdated
+from shared.deciders.protocol import Decider, Effect, Hands
+from shared.deciders.runner import Audited, Runner
+
+__all__ = ["Audited", "Decider", "Effect", "Hands", "Outdated", "Runner"]

@@ -1,8 +1,8 @@
 """What a decider is: pure functions over one case, with nothing read but what is passed in.
 
-A case is the fold of its log. One step appends one fact; what a decision needs from elsewhere is *gathered* by
-the runner before it and copied into the fact that follows, so a fold needs only its own log. Things done to the
-world are *effects*: they run only from an own fact, and their outcome is a fact again.
+A case is the fold of its log. One step appends one fact; what a decision needs from elsewhere is *gathered*
+by the runner before it and copied into the fact that follows, so a fold needs only its own log. Things done
+to the world are *effects*: they run only from an own fact, and their outcome is a fact again.
 
     heard event ──gather──> decide ──fact──> log ──evolve──> case ──next──> fact ... until quiescent
                                                                └──effects──> act ──outcome──> log
@@ -19,6 +19,8 @@ from typing import Protocol, TypeVar
 from shared.events import AnyEvent, Entity, Payload
 
 CaseT = TypeVar("CaseT")
+CaseT_contra = TypeVar("CaseT_contra", contravariant=True)
+ContextT_co = TypeVar("ContextT_co", covariant=True)
 ContextT_contra = TypeVar("ContextT_contra", contravariant=True)
 PolicyT_contra = TypeVar("PolicyT_contra", contravariant=True)
 
@@ -30,19 +32,23 @@ class Effect:
     Attributes:
         key: unique within the case; the same order gives the same key, so it runs once at a time.
         ordered: the fact that ordered it.
-        timeout_s: how long it may take; it does not start with less lease left than this.
+        timeout_s: how long one try may take; it does not start with less lease left than this, so it must be
+            shorter than the lease (5 s, renewed at two thirds of it).
+        ready: False: ordered, but not to be started now (a person's hold); the outcome of one that is in
+            flight already is recorded all the same.
     """
 
     key: str
     ordered: AnyEvent
-    timeout_s: float = 10.0
+    timeout_s: float = 2.0
+    ready: bool = True
 
 
 class Decider(Protocol[CaseT, ContextT_contra, PolicyT_contra]):
     """The pure heart of a deciding service.
 
-    `ContextT_contra` is what the service gathers (a live look at pods, a view, a tier); `None` where nothing was
-    gathered, as in replay of causes that need nothing.
+    `ContextT_contra` is what the service gathers (a live look at pods, a view, a tier); `None` where nothing
+    was gathered, as in replay of causes that need nothing.
     """
 
     @property
@@ -66,13 +72,21 @@ class Decider(Protocol[CaseT, ContextT_contra, PolicyT_contra]):
         now: datetime,
         policy: PolicyT_contra,
     ) -> Payload | None:
-        """The fact that a heard event leads to; None when it changes nothing (also: applied before)."""
+        """The fact that a heard event leads to; None when it changes nothing (also: applied before).
+
+        Asked again after each fact with the same cause, until None: one cause may lead to several facts (a
+        case is opened, then struck), and a crash between them is healed when the cause is redelivered.
+        """
         ...
 
     def next(
         self, case: CaseT, context: ContextT_contra | None, now: datetime, policy: PolicyT_contra
     ) -> Payload | None:
-        """The fact that follows from the case itself: its next step, or a passed deadline."""
+        """The fact that follows from the case itself: its next step, or a passed deadline.
+
+        Not asked before every input has reached its head, so a person's word that is still in a queue comes
+        first. Fails safe on `context=None`.
+        """
         ...
 
     def effects(self, case: CaseT) -> Sequence[Effect]:
@@ -89,4 +103,48 @@ class Decider(Protocol[CaseT, ContextT_contra, PolicyT_contra]):
 
     def snapshot(self, case: CaseT) -> Payload | None:
         """The fact that stands for the whole log of a closed case; None while it is not worth one."""
+        ...
+
+
+class Hands(Protocol[CaseT_contra, ContextT_co]):
+    """What a service gives its decider: what it hears, what it reads, what it does.
+
+    All methods but `act` are called inside the lane of the case; they must be quick when nothing is needed.
+    """
+
+    @property
+    def hears(self) -> tuple[type[Payload], ...]:
+        """The payload classes to subscribe to, own ones too."""
+        ...
+
+    def route(self, event: AnyEvent) -> Entity | None:
+        """The case that an event concerns; None: it concerns no case (only `observe` sees it)."""
+        ...
+
+    def observe(self, event: AnyEvent) -> None:
+        """Take note of a heard event outside any case (a heartbeat, a model), before its case does."""
+        ...
+
+    def correlation(self, of: Entity, fact: Payload) -> str:
+        """The `correlationid` of an own fact: the case, as `domain:place/entity#epoch`."""
+        ...
+
+    async def gather(self, of: Entity, case: CaseT_contra, cause: AnyEvent | None) -> ContextT_co | None:
+        """Read what the next decision of this case needs from elsewhere. `cause` None: for `next`."""
+        ...
+
+    async def act(self, effect: Effect, case: CaseT_contra) -> Payload:
+        """Do it, idempotently, looking first, and return the outcome.
+
+        Raises:
+            Temporary: no outcome yet; tried again with backoff for as long as the case lists the effect.
+        """
+        ...
+
+    def failed(self, effect: Effect, error: Exception) -> Payload:
+        """The outcome of an effect whose `act` raised something else than `Temporary`."""
+        ...
+
+    def said(self, fact: AnyEvent, case: CaseT_contra) -> None:
+        """An own fact was appended and folded: keep a view, wake somebody."""
         ...
