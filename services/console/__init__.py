@@ -1,0 +1,1 @@
+"""Where people stand: the command line."""

@@ -1,0 +1,310 @@
+"""The command line `mediafleet`: exit 0 well, 1 failed, 2 bad input; `--json` for machines on every reading command.
+
+Heavy imports stay inside the commands, so that `--help` and `discover` start quickly and `discover` needs
+neither bus nor cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import importlib.util
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import orjson
+import typer
+
+from shared.errors import BadInput, FleetError
+
+if TYPE_CHECKING:
+    from shared.bus.port import Bus
+    from shared.events import AnyEvent, Unknown
+
+T = TypeVar("T")
+
+SERVICES = (
+    "discovery",
+    "bridge",
+    "manager",
+    "remediation",
+    "guardian",
+    "autoscaler",
+    "alerting",
+    "simulator",
+)
+
+app = typer.Typer(
+    name="mediafleet",
+    help="Event-driven control plane for accelerators that transcode, stream and infer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Url = Annotated[str, typer.Option("--nats-url", envvar="MEDIAFLEET_NATS_URL", help="Where the bus is.")]
+Credentials = Annotated[
+    Path | None,
+    typer.Option("--nats-credentials", envvar="MEDIAFLEET_NATS_CREDENTIALS", help="NATS credentials file."),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON for machines instead of text for people.")]
+SOURCE = "/mediafleet/console/cli"
+DEFAULT_URL = "nats://127.0.0.1:4222"
+
+
+def main() -> None:
+    """Run the command line; every expected error is one line that says what to do."""
+    try:
+        app()
+    except BadInput as error:
+        sys.stderr.write(f"mediafleet: {error}\n")
+        raise SystemExit(2) from None
+    except FleetError as error:
+        sys.stderr.write(f"mediafleet: {error}\n")
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+@app.command()
+def demo(
+    *,
+    seed: Annotated[int, typer.Option(help="Varies nodes, faults and load.")] = 1,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Play a device fault and an SLA breach on a simulated cluster with real processes, and judge the outcome."""
+    from services.console.demo import play
+
+    raise typer.Exit(asyncio.run(play(seed=seed, keep=keep, as_json=json)))
+
+
+@app.command()
+def run(service: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES)}.")]) -> None:
+    """Start one service in this process; its settings come from the environment (see docs/settings.md)."""
+    if service not in SERVICES or importlib.util.find_spec(f"services.{service}") is None:
+        raise BadInput("SERVICE", f"there is no service {service!r}", f"use one of {', '.join(SERVICES)}")
+    os.execv(sys.executable, [sys.executable, "-m", f"services.{service}"])  # noqa: S606 - this very interpreter, no shell
+
+
+@app.command()
+def provision(url: Url = DEFAULT_URL, credentials: Credentials = None, *, json: Json = False) -> None:
+    """Make or correct the streams and views on the bus; run again at will."""
+    from services.console.show import as_json, console
+    from shared.bus.provision import provision as reconcile
+
+    changes = asyncio.run(reconcile(url, credentials=credentials))
+    if json:
+        as_json([{"object": each.object, "action": each.action, "detail": each.detail} for each in changes])
+        return
+    for each in changes:
+        console.print(f"{each.action:<10} {each.object} {each.detail}".rstrip())
+    changed = sum(1 for each in changes if each.action != "unchanged")
+    console.print(f"{len(changes)} objects, {changed} changed")
+
+
+@app.command()
+def discover(
+    root: Annotated[Path, typer.Option(help="Root of the host's files.")] = Path("/"),
+    node: Annotated[str, typer.Option(envvar="MEDIAFLEET_NODE_NAME", help="Name of the node.")] = "localhost",
+    capture: Annotated[
+        list[str] | None,
+        typer.Option(help="KIND=FILE, repeatable; KIND is nvidia-smi-xml, rocm-smi-json or npu-smi-text."),
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Find the devices of a host tree, or of captured tool output; needs neither bus nor cluster."""
+    from services.console import rows
+    from services.console.show import as_json, table
+
+    command = [sys.executable, "-m", "services.discovery.offline", "--root", str(root), "--node", node]
+    for each in capture or []:
+        command += ["--capture", each]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603 - this very interpreter, no shell
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+    found = orjson.loads(done.stdout)
+    if json:
+        as_json(found)
+        return
+    columns = {
+        "device": "DEVICE",
+        "model": "MODEL",
+        "memory": "MEMORY",
+        "engines": "ENC/DEC/JPEG",
+        "numa": "NUMA",
+        "serial": "SERIAL",
+    }
+    table(rows.found(found), columns, empty=f"no device found under {root}; try --capture KIND=FILE")
+
+
+@app.command()
+def devices(url: Url = DEFAULT_URL, credentials: Credentials = None, *, json: Json = False) -> None:
+    """The fleet's devices as the manager sees them."""
+    from services.console import rows
+    from services.console.show import as_json, table
+
+    found = _on_bus(url, credentials, rows.devices)
+    if json:
+        as_json(found)
+        return
+    columns = {
+        "device": "DEVICE",
+        "model": "MODEL",
+        "state": "STATE",
+        "verdict": "VERDICT",
+        "phase": "PHASE",
+        "epoch": "EPOCH",
+        "pods": "PODS",
+    }
+    table(found, columns, empty="no devices: are discovery and manager running?")
+
+
+@app.command()
+def cases(
+    url: Url = DEFAULT_URL,
+    credentials: Credentials = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Closed cases too.")] = False,
+    json: Json = False,
+) -> None:
+    """Open cases: which device, in which state, since when and why."""
+    from services.console import rows
+    from services.console.show import as_json, table
+
+    found = [row for row in _on_bus(url, credentials, rows.cases) if every or row["open"]]
+    if json:
+        as_json(found)
+        return
+    columns = {
+        "device": "DEVICE",
+        "state": "STATE",
+        "epoch": "EPOCH",
+        "strikes": "STRIKES",
+        "reason": "REASON",
+        "updated": "UPDATED",
+    }
+    table(found, columns, empty="no open cases")
+
+
+@app.command()
+def events(
+    url: Url = DEFAULT_URL,
+    credentials: Credentials = None,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    subject: Annotated[str, typer.Option(help="Subject filter, as for `nats sub`.")] = "fleet.v1.>",
+    since: Annotated[str, typer.Option(help="Only later ones: 10m, 2h, 1d or an RFC 3339 time.")] = "",
+    json: Json = False,
+) -> None:
+    """Events of the streams, past and coming; one JSON object a line with --json."""
+    from services.console import read
+    from services.console.show import as_json, console, event_json, event_line
+
+    wanted = read.Filter(subject)
+    after = read.since(since, datetime.now(UTC)) if since else None
+
+    def show(event: AnyEvent | Unknown) -> None:
+        if json:
+            as_json(event_json(event))
+        else:
+            console.print(event_line(event), soft_wrap=True)
+
+    async def go(bus: Bus) -> None:
+        if not follow or after is not None:
+            for event in await read.past(bus, wanted, after):
+                show(event)
+        if follow:
+            async for event in read.follow(bus, wanted):
+                show(event)
+
+    _on_bus(url, credentials, go)
+
+
+@app.command()
+def why(
+    asked: Annotated[
+        str, typer.Argument(metavar="DEVICE|POD|EVENT", help="uid or node/key, namespace/pod, or event id.")
+    ],
+    url: Url = DEFAULT_URL,
+    credentials: Credentials = None,
+    *,
+    json: Json = False,
+) -> None:
+    """What made it happen, back to the first evidence, and what followed."""
+    from services.console import read
+    from services.console.show import as_json, causal_tree, console, event_json
+    from services.console.why import Causes
+    from shared.events import Unknown
+
+    kept = _on_bus(url, credentials, lambda bus: read.past(bus, read.Filter("fleet.v1.>")))
+    found = Causes(event for event in kept if not isinstance(event, Unknown)).explain(asked)
+    if json:
+        as_json(
+            {
+                "event": event_json(found.event),
+                "causes": [event_json(event) for event in found.causes],
+                "effects": [{"depth": depth, **event_json(event)} for depth, event in found.effects],
+            }
+        )
+        return
+    console.print(causal_tree(found))
+
+
+def _say(fact: str, about: str, reason: str, until: str, url: str, credentials: Path | None) -> None:
+    """Say a person's word about a device or workload; its owner answers in its own log."""
+    from services.console import read
+    from shared.events import CATALOGUE, Cause, event
+
+    request, now = str(uuid.uuid4()), datetime.now(UTC)
+    word = {"request_id": request, "owner": getpass.getuser(), "reason": reason}
+    payload = CATALOGUE[("command", fact)][0].model_validate(
+        {**word, "until": read.until(until, now) if until else None}
+    )
+    said = event(payload, read.entity(about), cause=Cause.source("console", request), source=SOURCE, at=now)
+    _on_bus(url, credentials, lambda bus: bus.publish(said))
+    typer.echo(f"said as {said.id}; the answer stands in the device's log: mediafleet why {said.id}")
+
+
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the log.")]
+Until = Annotated[str, typer.Option("--until", help="How long: 30m, 2h, 1d; empty: until released.")]
+Device = Annotated[str, typer.Argument(metavar="DEVICE", help="uid or node/key.")]
+
+
+@app.command()
+def hold(
+    device: Device, reason: Reason, until: Until = "", url: Url = DEFAULT_URL, credentials: Credentials = None
+) -> None:
+    """Keep everybody's hands off a device: no automatic step until it is released."""
+    _say("hold-requested", device, reason, until, url, credentials)
+
+
+@app.command()
+def release(device: Device, reason: Reason, url: Url = DEFAULT_URL, credentials: Credentials = None) -> None:
+    """End a hold."""
+    _say("release-requested", device, reason, "", url, credentials)
+
+
+@app.command()
+def retire(device: Device, reason: Reason, url: Url = DEFAULT_URL, credentials: Credentials = None) -> None:
+    """Take a device out for good."""
+    _say("retire-requested", device, reason, "", url, credentials)
+
+
+def _on_bus(url: str, credentials: Path | None, act: Callable[[Bus], Awaitable[T]]) -> T:
+    from services.console import read
+
+    async def go() -> T:
+        async with read.bus(url, credentials) as bus:
+            return await act(bus)
+
+    return asyncio.run(go())

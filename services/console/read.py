@@ -1,0 +1,153 @@
+"""What the command line reads from the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from shared.bus.nats import connect
+from shared.bus.port import Bus, Delivery, Subscription
+from shared.clock import SystemClock
+from shared.devices.keys import parse_uid
+from shared.errors import BadInput, Refused
+from shared.events import CATALOGUE, DOMAINS, AnyEvent, Unknown
+
+_CONNECT_S = 5.0
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@asynccontextmanager
+async def bus(url: str, credentials: Path | None = None) -> AsyncIterator[Bus]:
+    """A connection for one command.
+
+    Raises:
+        Refused: no server answers at that URL.
+    """
+    opening = connect(url, service="console", instance="cli", clock=SystemClock(), credentials=credentials)
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            opened = await opening.__aenter__()
+    except TimeoutError:
+        raise Refused(f"no bus answers at {url}: start it, or give --nats-url") from None
+    try:
+        yield opened
+    finally:
+        await opening.__aexit__(None, None, None)
+
+
+def entity(asked: str) -> tuple[str, str]:
+    """Place and entity of a device's uid or of `place/entity`.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    try:
+        return parse_uid(asked)
+    except BadInput:
+        place, slash, name = asked.partition("/")
+        if place and slash and name:
+            return place, name
+        raise
+
+
+def until(text: str, now: datetime) -> datetime:
+    """The moment `2h` from now, or an RFC 3339 time.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    return now + (now - since(text, now)) if _AGE.fullmatch(text) else since(text, now)
+
+
+def since(text: str, now: datetime) -> datetime:
+    """The moment that `10m`, `2h`, `1.5d` ago or an RFC 3339 time names.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    age = _AGE.fullmatch(text)
+    if age:
+        return now - timedelta(seconds=float(age[1]) * _UNIT_S[age[2]])
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadInput(
+            "--since", f"{text!r} is no time", "write 10m, 2h, 1d or 2026-11-30T12:00:00Z"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+class Filter:
+    """A subject filter as NATS reads it: `*` is one token, `>` all that follow."""
+
+    def __init__(self, subject: str) -> None:
+        """Args: subject: the filter.
+
+        Raises:
+            BadInput: an empty token, or `>` before the end.
+        """
+        tokens = subject.split(".")
+        if not all(tokens) or ">" in tokens[:-1]:
+            raise BadInput(
+                "--subject", f"{subject!r} is no subject filter", "write e.g. fleet.v1.remediation.>"
+            )
+        self._tokens = tokens
+        named = tokens[2] if len(tokens) > 2 else "*"  # noqa: PLR2004 - the domain is the third token
+        self.domains = tuple(DOMAINS) if named in ("*", ">") else (named,)
+        if named not in ("*", ">") and named not in DOMAINS:
+            raise BadInput("--subject", f"there is no domain {named!r}", f"use one of {', '.join(DOMAINS)}")
+
+    def takes(self, subject: str) -> bool:
+        """Whether a subject passes."""
+        tokens = subject.split(".")
+        for index, wanted in enumerate(self._tokens):
+            if wanted == ">":
+                return len(tokens) > index
+            if index >= len(tokens) or wanted not in ("*", tokens[index]):
+                return False
+        return len(tokens) == len(self._tokens)
+
+
+async def past(bus: Bus, wanted: Filter, after: datetime | None = None) -> list[AnyEvent | Unknown]:
+    """Events that the streams keep, by the time they were stored."""
+    found = []
+    for domain in wanted.domains:
+        async for record in bus.history(domain):
+            fresh = after is None or record.stored_at >= after
+            if fresh and wanted.takes(record.event.address.subject):
+                found.append(record)
+    found.sort(key=lambda record: record.stored_at)
+    return [record.event for record in found]
+
+
+async def follow(bus: Bus, wanted: Filter, *, history: bool = False) -> AsyncIterator[AnyEvent]:
+    """Events as they come, for ever."""
+    queue: asyncio.Queue[AnyEvent] = asyncio.Queue()
+
+    async def take(delivery: Delivery) -> None:
+        if wanted.takes(delivery.event.address.subject):
+            queue.put_nowait(delivery.event)
+
+    subscriptions = tuple(
+        Subscription(domain, types, take, history=history)
+        for domain in wanted.domains
+        if (types := tuple(payload for (of, _), (payload, _) in CATALOGUE.items() if of == domain))
+    )
+    async with bus.consume("console", subscriptions) as consumption:
+        ended = asyncio.create_task(consumption.wait(), name="consumption")
+        try:
+            while True:
+                coming = asyncio.create_task(queue.get(), name="next-event")
+                await asyncio.wait({coming, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    ended.result()
+                    return
+                yield coming.result()
+        finally:
+            ended.cancel()
