@@ -1,0 +1,87 @@
+"""A running consumption, as both implementations answer for it: lanes, intakes, and whether it is current."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from shared.bus.intake import Intake
+from shared.bus.lanes import Lanes
+from shared.bus.port import Subscription
+from shared.clock import Clock
+
+FIRST_DOMAIN = "command"
+"""Heard before everything else: a person's word holds whatever the other inputs say."""
+STOP_WITHIN_S = 3.0
+"""For the lanes at the end; a service has 5 s from SIGTERM."""
+
+
+def in_order(subscriptions: tuple[Subscription, ...]) -> list[Subscription]:
+    """The order in which inputs catch up: commands first.
+
+    Raises:
+        ValueError: two subscriptions of one domain.
+    """
+    domains = [subscription.domain for subscription in subscriptions]
+    if len(set(domains)) != len(domains):
+        raise ValueError(f"at most one subscription per domain, not {domains}")
+    return sorted(subscriptions, key=lambda subscription: subscription.domain != FIRST_DOMAIN)
+
+
+def lanes_for(service: str, subscriptions: tuple[Subscription, ...]) -> Lanes:
+    """The lanes that the subscriptions share; one that holds a tenth of max_ack_pending is an alarm."""
+    smallest = min((subscription.max_ack_pending for subscription in subscriptions), default=1000)
+    return Lanes(service, alarm_depth=smallest // 10)
+
+
+class Flow:
+    """The port's `Consumption` over lanes and intakes."""
+
+    def __init__(self, lanes: Lanes, intakes: list[Intake], clock: Clock) -> None:
+        """Args: lanes: shared by the intakes; intakes: one per subscription; clock: the time."""
+        self.lanes = lanes
+        self.intakes = intakes
+        self._clock = clock
+        self._since_s: float | None = None
+        self._caught_up = asyncio.Event()
+        for intake in intakes:
+            intake.on_caught_up = self._check
+
+    @property
+    def caught_up(self) -> bool:
+        """Every input has reached its head as of the last (re)connect or takeover."""
+        return self._since_s is not None and all(intake.caught_up for intake in self.intakes)
+
+    async def until_caught_up(self) -> None:
+        """Return when `caught_up`."""
+        while not self.caught_up:
+            self._caught_up.clear()
+            await self._caught_up.wait()
+
+    @property
+    def listening_since_s(self) -> float:
+        """Monotonic time since when we hear without a break; now, while we do not hear."""
+        return self._clock.monotonic() if self._since_s is None else self._since_s
+
+    def listening(self) -> None:
+        """Every input has a consumer that delivers."""
+        self._since_s = self._clock.monotonic()
+        self._check()
+
+    def interrupted(self) -> None:
+        """The connection broke."""
+        self._since_s = None
+        for intake in self.intakes:
+            intake.interrupted()
+
+    def submit(self, key: str, job: Callable[[], Awaitable[None]]) -> None:
+        """Run a job in the lane of `key`."""
+        self.lanes.submit(key, job)
+
+    async def wait(self) -> None:
+        """Until it ends; raises what ended it."""
+        await asyncio.shield(self.lanes.failed)
+
+    def _check(self) -> None:
+        if self.caught_up:
+            self._caught_up.set()
