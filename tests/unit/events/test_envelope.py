@@ -282,7 +282,7 @@ def test_decoding_an_envelope_with_any_attribute_fails_only_as_bad_input(
     subject: str, attribute: str, value: Any
 ) -> None:
     with contextlib.suppress(BadInput):
-        decode(SUBJECT, body(**{attribute: value}))
+        decode(subject, body(**{attribute: value}))
 
 
 @given(st.sampled_from([made for _, made in samples()]), st.data())
