@@ -204,6 +204,139 @@ class Intake:
             event = decoded
             try:
                 key = self.subscription.key(decoded)
+            except Exception as error:  # noqa: BLE001 - a key function that fails refuses its message
+                problem = Permanent(f"no lane: {type(error).__name__}: {error}")
+                key = subject
+        held = Held(
+            self,
+            subject,
+            body,
+            event=event,
+            problem=problem,
+            sequence=sequence,
+            stored_at=stored_at,
+            token=token,
+        )
+        if counts:
+            held.counts = True
+            self._untried += 1
+        self.held[sequence] = held
+        self._lanes.put(key, held)
+        return True
+
+    async def sign_for_all(self) -> None:
+        """Give signs of life for everything held, every third of ack_wait, until cancelled."""
+        while True:
+            await asyncio.sleep(self.subscription.ack_wait_s / 3)
+            for held in tuple(self.held.values()):
+                await self.carrier.in_progress(held.token)
+
+    def close(self) -> None:
+        """Forget what is held."""
+        self.held.clear()
+        self.meters.close()
+
+    async def settle(self, held: Held) -> None:
+        """It is done with: acknowledge it."""
+        self.tried(held)
+        if self.held.get(held.sequence) is held:
+            del self.held[held.sequence]
+            await self.carrier.acknowledge(held.token)
+
+    def tried(self, held: Held) -> None:
+        """One try is over, whatever came of it."""
+        held.tried = True
+        if held.counts:
+            held.counts = False
+            self._untried -= 1
+            self._tell_caught_up()
+
+    async def refuse(self, held: Held, reason: str, field: str) -> None:
+        """Write the dead letter, then acknowledge; waits for the bus as long as it takes."""
+        refusal = Refusal(
+            self.family,
+            self.stream,
+            held.sequence,
+            held.subject,
+            held.body,
+            reason,
+            field,
+            held.attempt,
+            held.event,
+        )
+        _log.error(
+            "message_refused",
+            consumer=self.family,
+            stream=self.stream,
+            sequence=held.sequence,
+            subject=held.subject,
+            field=field,
+            reason=reason,
+            attempts=held.attempt,
+        )
+        self.meters.dead_letters.inc()
+        if self.subscription.domain != DEAD_LETTER_DOMAIN:
+            await self._write(refusal)
+        await self.settle(held)
+
+    async def handle(self, held: Held) -> None:
+        """Try until it is handled, or refused.
+
+        Raises:
+            Abandoned: the lanes stop while it waits for another try.
+            LeaseLost: its handler found out that the lease is gone.
+        """
+        if held.sequence <= self.suspects_up_to and self.starts is not None:
+            await self._handle_suspect(held, self.starts)
+        else:
+            await self._handle(held)
+
+    async def _handle_suspect(self, held: Held, starts: Starts) -> None:
+        """Count each start outside the process; what was counted before runs alone: only it is blamed."""
+        counted = await self._persist(starts.counted, held.sequence)
+        if counted >= KILLS - 1:
+            held.attempt = counted + 1
+            await self.refuse(held, f"its process died {counted + 1} times while it was handled", "")
+        else:
+            try:
+                async with self._exclusive if counted else nullcontext():
+                    await self._persist(starts.count, held.sequence)
+                    await self._handle(held)
+            except Abandoned:
+                await starts.forget(held.sequence)
+                raise
+        await self._persist(starts.forget, held.sequence)
+
+    async def _persist(self, step: Callable[[int], object], sequence: int) -> int:
+        while True:
+            try:
+                result = await step(sequence)  # type: ignore[misc] # every step of Starts is a coroutine
+            except Disconnected:
+                await self._lanes.pause(_AGAIN_S)
+            else:
+                return int(result or 0)
+
+    async def _handle(self, held: Held) -> None:
+        if held.event is None or held.problem is not None:
+            self.meters.skipped.inc()
+            problem = held.problem or Permanent("not decoded")
+            await self.refuse(held, problem.reason, problem.field)
+            return
+        meters = self.meters
+        first_s = self.clock.monotonic()
+        while True:
+            failure: Exception
+            started_s = perf_counter()
+            try:
+                await self.subscription.handle(
+                    Delivery(held.event, self.stream, held.sequence, held.stored_at, held.attempt)
+                )
+            except LeaseLost:
+                raise
+            except asyncio.CancelledError:
+                if really_cancelled():
+                    raise
+                failure = Permanent("its handler leaked the cancellation of something it awaited")
             except Exception as error:  # noqa: BLE001 - the port: anything else is a dead letter
                 failure = error
             else:
