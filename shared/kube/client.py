@@ -452,11 +452,8 @@ def classify_eviction(answer: Answer) -> EvictionAnswer:
 
 
 def _lost_race(answer: Answer) -> bool:
-    """409, or the patch's own test that failed, which the API server answers with 422."""
-    if answer.status == 409:  # noqa: PLR2004 - Conflict
-        return True
-    said = f"{answer.message} {' '.join(str(cause.get('message', '')) for cause in answer.causes)}"
-    return answer.status == 422 and "/metadata/resourceVersion" in said  # noqa: PLR2004 - Unprocessable
+    """409, or a failed ``test`` of the patch: 422 without any cause, as the API server answers it."""
+    return answer.status == 409 or (answer.status == 422 and not answer.causes)  # noqa: PLR2004 - HTTP's numbers
 
 
 def _is(entry: Mapping[str, Any], taint: Taint) -> bool:

@@ -1,0 +1,488 @@
+"""Defaults and validation at create and update: as much as mediafleet's own objects and mistakes can meet.
+
+Messages and field paths follow the real API server's, so that a test against it reads the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from services.simulator.api.resources import (
+    AUTOSCALERS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    EVENTS,
+    JOBS,
+    MEDIA_RESOURCES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    PRIORITY_CLASSES,
+    REPLICASETS,
+    Resource,
+)
+from services.simulator.api.selectors import from_selector, matches_all
+from services.simulator.api.status import Cause, invalid, not_found
+from shared.errors import BadInput
+from shared.kube.quantities import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from services.simulator.api.store import Store
+
+Json = dict[str, Any]
+Causes = list[Cause]
+
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+_SUBDOMAIN_LIMIT: Final = 253
+_LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_LABEL_KEY: Final = re.compile(
+    r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII
+)
+_TAINT_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_NATIVE: Final = ("cpu", "memory", "ephemeral-storage", "pods")
+_EVENT_LIMITS: Final = {"reason": 128, "action": 128, "reportingInstance": 128, "note": 1024}
+_EVENT_FIXED: Final = (
+    "regarding",
+    "related",
+    "reason",
+    "action",
+    "note",
+    "type",
+    "eventTime",
+    "reportingController",
+    "reportingInstance",
+)
+
+
+def admit_create(resource: Resource, body: Json, store: Store) -> None:
+    """Fill in defaults and refuse what is not valid.
+
+    Raises:
+        ApiError: 422 with every offending field; 404 for an unknown namespace.
+    """
+    meta = body["metadata"]
+    causes = _metadata_causes(meta)
+    if resource.namespaced and store.find(NAMESPACES, "", meta.get("namespace", "")) is None:
+        raise not_found("namespaces", "", meta.get("namespace", ""))
+    if not causes:
+        if defaults := _DEFAULTS.get(resource):
+            defaults(body, store)
+        causes = _causes(resource, body)
+    if causes:
+        raise invalid(resource.kind, resource.group, meta.get("name", ""), *causes)
+
+
+def admit_update(resource: Resource, before: Json, body: Json, subresource: str) -> None:
+    """Refuse an update that is not valid, or that changes what may not change.
+
+    Raises:
+        ApiError: 422 with every offending field.
+    """
+    causes = _metadata_causes(body["metadata"]) + _causes(resource, body)
+    if resource is PODS and subresource == "":
+        causes += _pod_update_causes(before, body)
+    if resource is EVENTS:
+        causes += [
+            Cause("FieldValueInvalid", "Invalid value: field is immutable", name)
+            for name in _EVENT_FIXED
+            if body.get(name) != before.get(name)
+        ]
+    if resource in (DEPLOYMENTS, REPLICASETS) and _spec(body).get("selector") != _spec(before).get(
+        "selector"
+    ):
+        causes.append(Cause("FieldValueInvalid", "Invalid value: field is immutable", "spec.selector"))
+    if causes:
+        raise invalid(resource.kind, resource.group, body["metadata"].get("name", ""), *causes)
+
+
+def _causes(resource: Resource, body: Json) -> Causes:
+    check = _CHECKS.get(resource)
+    if check is None:
+        return []
+    try:
+        return check(body)
+    except (AttributeError, TypeError, KeyError, ValueError) as error:
+        return [Cause("FieldValueInvalid", f"Invalid value: wrong type of a field ({error})", "spec")]
+
+
+def _spec(body: Json) -> Json:
+    return body.get("spec") or {}
+
+
+def _metadata_causes(meta: Json) -> Causes:
+    causes: Causes = []
+    name = meta.get("name")
+    if not name:
+        causes.append(
+            Cause("FieldValueRequired", "Required value: name or generateName is required", "metadata.name")
+        )
+    elif not isinstance(name, str) or len(name) > _SUBDOMAIN_LIMIT or not _SUBDOMAIN.fullmatch(name):
+        problem = (
+            f"Invalid value: {name!r}: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric"
+        )
+        causes.append(Cause("FieldValueInvalid", f"{problem} characters, '-' or '.'", "metadata.name"))
+    for key, value in (meta.get("labels") or {}).items():
+        if not _LABEL_KEY.fullmatch(key) or not isinstance(value, str) or not _LABEL_VALUE.fullmatch(value):
+            problem = f"Invalid value: {value!r}: a valid label must be 63 characters or less of alphanumerics, '-', '_'"
+            causes.append(Cause("FieldValueInvalid", f"{problem} or '.'", f"metadata.labels[{key}]"))
+    causes.extend(
+        Cause(
+            "FieldValueInvalid", f"Invalid value: {value!r}: must be a string", f"metadata.annotations[{key}]"
+        )
+        for key, value in (meta.get("annotations") or {}).items()
+        if not isinstance(value, str)
+    )
+    return causes
+
+
+# --- pods -------------------------------------------------------------------------------------------------------
+
+
+def _default_pod(body: Json, store: Store) -> None:
+    spec = body.setdefault("spec", {})
+    spec.setdefault("restartPolicy", "Always")
+    spec.setdefault("schedulerName", "default-scheduler")
+    spec.setdefault("terminationGracePeriodSeconds", 30)
+    spec.setdefault("serviceAccountName", "default")
+    if spec.get("priorityClassName"):
+        name = spec["priorityClassName"]
+        known = store.find(PRIORITY_CLASSES, "", name)
+        if known is None:
+            cause = Cause(
+                "FieldValueNotFound", f"no PriorityClass with name {name} was found", "spec.priorityClassName"
+            )
+            raise invalid("Pod", "", body["metadata"]["name"], cause)
+        spec["priority"] = known.get("value", 0)
+        spec.setdefault("preemptionPolicy", known.get("preemptionPolicy", "PreemptLowerPriority"))
+    else:
+        spec.setdefault("priority", 0)
+    for container in spec.get("containers") or ():
+        resources = container.get("resources") if isinstance(container, dict) else None
+        if isinstance(resources, dict) and resources.get("limits"):
+            resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
+    body["status"] = {"phase": "Pending", "qosClass": _qos_class(spec)}
+
+
+def _qos_class(spec: Json) -> str:
+    """By cpu and memory only: a pod that holds a whole accelerator can be BestEffort."""
+    asked, guaranteed = False, True
+    for container in spec.get("containers") or ():
+        resources = container.get("resources") or {}
+        requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+        for name in ("cpu", "memory"):
+            asked = asked or name in requests or name in limits
+            guaranteed = guaranteed and name in limits and requests.get(name) == limits[name]
+    if not asked:
+        return "BestEffort"
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def _pod_causes(body: Json) -> Causes:
+    return _pod_spec_causes(_spec(body), "spec")
+
+
+def _pod_spec_causes(spec: Json, path: str) -> Causes:
+    causes: Causes = []
+    containers = spec.get("containers")
+    if not isinstance(containers, list) or not containers:
+        return [Cause("FieldValueRequired", "Required value", f"{path}.containers")]
+    for index, container in enumerate(containers):
+        where = f"{path}.containers[{index}]"
+        causes.extend(
+            Cause("FieldValueRequired", "Required value", f"{where}.{name}")
+            for name in ("name", "image")
+            if not container.get(name)
+        )
+        causes.extend(_resource_causes(container.get("resources") or {}, f"{where}.resources"))
+    for index, toleration in enumerate(spec.get("tolerations") or ()):
+        if toleration.get("operator", "Equal") not in ("Equal", "Exists"):
+            problem = f"Unsupported value: {toleration['operator']!r}: supported values: Equal, Exists"
+            causes.append(Cause("FieldValueNotSupported", problem, f"{path}.tolerations[{index}].operator"))
+    return causes
+
+
+def _resource_causes(resources: Json, where: str) -> Causes:
+    causes: Causes = []
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    for kind, listed in (("limits", limits), ("requests", requests)):
+        for name, text in listed.items():
+            field = f"{where}.{kind}[{name}]"
+            try:
+                amount = parse_quantity(text)
+            except BadInput as error:
+                causes.append(Cause("FieldValueInvalid", f"Invalid value: {error.problem}", field))
+                continue
+            if name not in _NATIVE and "/" not in name and not name.startswith("hugepages-"):
+                problem = f"Invalid value: {name!r}: must be a standard resource for containers"
+                causes.append(Cause("FieldValueInvalid", problem, f"{where}.{kind}"))
+            elif amount < 0:
+                causes.append(
+                    Cause("FieldValueInvalid", "Invalid value: must be greater than or equal to 0", field)
+                )
+            elif "/" in name and amount != int(amount):
+                causes.append(Cause("FieldValueInvalid", "Invalid value: must be an integer", field))
+            elif "/" in name and kind == "requests" and name not in limits:
+                causes.append(
+                    Cause("FieldValueRequired", "Limit must be set for non overcommitable resources", field)
+                )
+            elif "/" in name and kind == "requests" and parse_quantity(limits[name]) != amount:
+                problem = f"Invalid value: {text!r}: must be equal to {name} limit of {limits[name]}"
+                causes.append(Cause("FieldValueInvalid", problem, field))
+    return causes
+
+
+def _pod_update_causes(before: Json, body: Json) -> Causes:
+    """A pod's spec is fixed but for images, its deadline and more tolerations."""
+    old, new = dict(_spec(before)), dict(_spec(body))
+    kept = old.pop("tolerations", None) or []
+    tolerations = new.pop("tolerations", None) or []
+    for spec in (old, new):
+        spec.pop("activeDeadlineSeconds", None)
+        for kind in ("containers", "initContainers"):
+            if kind in spec:
+                spec[kind] = [{key: v for key, v in c.items() if key != "image"} for c in spec[kind]]
+    if old != new or any(entry not in tolerations for entry in kept):
+        problem = (
+            "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.terminationGracePeriodSeconds`"
+            " (allow it to be set to 1 if it was previously negative),`spec.tolerations` (only additions)"
+        )
+        return [Cause("FieldValueForbidden", problem, "spec")]
+    return []
+
+
+# --- nodes, events ----------------------------------------------------------------------------------------------
+
+
+def _default_node(body: Json, store: Store) -> None:  # noqa: ARG001 - every default has the same shape
+    body.setdefault("spec", {})
+    status = body.setdefault("status", {})
+    status.setdefault("allocatable", dict(status.get("capacity") or {}))
+    labels = body["metadata"].setdefault("labels", {})
+    labels.setdefault("kubernetes.io/hostname", body["metadata"]["name"])
+
+
+def _node_causes(body: Json) -> Causes:
+    causes: Causes = []
+    seen: set[tuple[str, str]] = set()
+    for index, taint in enumerate(_spec(body).get("taints") or ()):
+        where = f"spec.taints[{index}]"
+        key, effect = taint.get("key"), taint.get("effect")
+        if not key or not _LABEL_KEY.fullmatch(key):
+            causes.append(
+                Cause("FieldValueInvalid", f"Invalid value: {key!r}: not a qualified name", f"{where}.key")
+            )
+        if effect not in _TAINT_EFFECTS:
+            problem = f"Unsupported value: {effect!r}: supported values: {', '.join(_TAINT_EFFECTS)}"
+            causes.append(Cause("FieldValueNotSupported", problem, f"{where}.effect"))
+        if (key, effect) in seen:
+            causes.append(Cause("FieldValueDuplicate", f"Duplicate value: {key}:{effect}", where))
+        seen.add((key, effect))
+    for kind in ("capacity", "allocatable"):
+        for name, text in (body.get("status") or {}).get(kind, {}).items():
+            try:
+                parse_quantity(text)
+            except BadInput as error:
+                causes.append(
+                    Cause("FieldValueInvalid", f"Invalid value: {error.problem}", f"status.{kind}[{name}]")
+                )
+    return causes
+
+
+def _event_causes(body: Json) -> Causes:
+    """events.k8s.io/v1; Events of the core API without an eventTime are older and looser."""
+    if not body.get("eventTime"):
+        if (
+            body.get("deprecatedFirstTimestamp")
+            or body.get("deprecatedSource")
+            or body.get("deprecatedCount")
+        ):
+            return []
+        return [Cause("FieldValueRequired", "Required value", "eventTime")]
+    causes: Causes = [
+        Cause("FieldValueRequired", "Required value", name)
+        for name in ("reportingController", "reportingInstance", "action", "reason")
+        if not body.get(name)
+    ]
+    causes += [
+        Cause("FieldValueInvalid", f"Invalid value: can have at most {limit} characters", name)
+        for name, limit in _EVENT_LIMITS.items()
+        if len(body.get(name) or "") > limit
+    ]
+    if body.get("type") not in ("Normal", "Warning"):
+        causes.append(
+            Cause("FieldValueInvalid", f"Invalid value: {body.get('type')!r}: has invalid value", "type")
+        )
+    namespace = (body.get("regarding") or {}).get("namespace") or "default"
+    if namespace != body["metadata"]["namespace"]:
+        problem = f"Invalid value: {namespace!r}: does not match event.namespace"
+        causes.append(Cause("FieldValueInvalid", problem, "regarding.namespace"))
+    series = body.get("series")
+    if series is not None and (series.get("count", 0) < 2 or not series.get("lastObservedTime")):  # noqa: PLR2004 - API
+        causes.append(
+            Cause("FieldValueInvalid", "Invalid value: should be at least 2, with its time", "series.count")
+        )
+    return causes
+
+
+# --- workloads --------------------------------------------------------------------------------------------------
+
+
+def _default_replicas(body: Json, store: Store) -> None:  # noqa: ARG001 - as above
+    body.setdefault("spec", {}).setdefault("replicas", 1)
+
+
+def _default_job(body: Json, store: Store) -> None:  # noqa: ARG001 - as above
+    spec = body.setdefault("spec", {})
+    if "completions" not in spec and "parallelism" not in spec:
+        spec["completions"] = 1
+    spec.setdefault("parallelism", 1)
+    spec.setdefault("backoffLimit", 6)
+    spec.setdefault("suspend", False)
+    if not spec.get("manualSelector"):
+        label = {"batch.kubernetes.io/controller-uid": body["metadata"]["uid"]}
+        spec["selector"] = {"matchLabels": dict(label)}
+        named = label | {
+            "batch.kubernetes.io/job-name": body["metadata"]["name"],
+            "job-name": body["metadata"]["name"],
+        }
+        template = spec.setdefault("template", {}).setdefault("metadata", {})
+        template["labels"] = {**(template.get("labels") or {}), **named}
+
+
+def _replicas_causes(body: Json) -> Causes:
+    spec = _spec(body)
+    causes = _count_causes(spec, "replicas")
+    selector = from_selector(spec.get("selector"))
+    template = spec.get("template") or {}
+    if not selector:
+        causes.append(Cause("FieldValueRequired", "Required value", "spec.selector"))
+    elif not matches_all(selector, (template.get("metadata") or {}).get("labels")):
+        problem = "Invalid value: `selector` does not match template `labels`"
+        causes.append(Cause("FieldValueInvalid", problem, "spec.template.metadata.labels"))
+    return causes + _pod_spec_causes(template.get("spec") or {}, "spec.template.spec")
+
+
+def _job_causes(body: Json) -> Causes:
+    spec = _spec(body)
+    causes = [
+        cause
+        for name in ("completions", "parallelism", "backoffLimit")
+        for cause in _count_causes(spec, name)
+    ]
+    template = (spec.get("template") or {}).get("spec") or {}
+    if template.get("restartPolicy") not in ("Never", "OnFailure"):
+        problem = f"Required value: valid values: OnFailure, Never (got {template.get('restartPolicy')!r})"
+        causes.append(Cause("FieldValueRequired", problem, "spec.template.spec.restartPolicy"))
+    return causes + _pod_spec_causes(template, "spec.template.spec")
+
+
+def _count_causes(spec: Json, name: str) -> Causes:
+    value = spec.get(name)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return []
+    problem = f"Invalid value: {value!r}: must be an integer greater than or equal to 0"
+    return [Cause("FieldValueInvalid", problem, f"spec.{name}")]
+
+
+def _budget_causes(body: Json) -> Causes:
+    spec = _spec(body)
+    if ("minAvailable" in spec) and ("maxUnavailable" in spec):
+        problem = "Invalid value: minAvailable and maxUnavailable cannot be both set"
+        return [Cause("FieldValueInvalid", problem, "spec")]
+    for name in ("minAvailable", "maxUnavailable"):
+        value = spec.get(name)
+        if isinstance(value, str) and not re.fullmatch(r"([0-9]|[1-9][0-9]|100)%", value):
+            problem = f"Invalid value: {value!r}: a valid percent string must be a number followed by '%'"
+            return [Cause("FieldValueInvalid", problem, f"spec.{name}")]
+        if isinstance(value, int) and (cause := _count_causes(spec, name)):
+            return cause
+    from_selector(spec.get("selector"))
+    return []
+
+
+def _autoscaler_causes(body: Json) -> Causes:
+    spec = _spec(body)
+    causes: Causes = []
+    least, most = spec.get("minReplicas", 1), spec.get("maxReplicas")
+    if not isinstance(most, int) or most < 1:
+        causes.append(
+            Cause("FieldValueInvalid", f"Invalid value: {most!r}: must be greater than 0", "spec.maxReplicas")
+        )
+    elif not isinstance(least, int) or least < 1:
+        causes.append(
+            Cause(
+                "FieldValueInvalid",
+                f"Invalid value: {least!r}: must be greater than or equal to 1",
+                "spec.minReplicas",
+            )
+        )
+    elif most < least:
+        problem = f"Invalid value: {most}: must be greater than or equal to `minReplicas`"
+        causes.append(Cause("FieldValueInvalid", problem, "spec.maxReplicas"))
+    causes.extend(
+        Cause("FieldValueRequired", "Required value", f"spec.scaleTargetRef.{name}")
+        for name in ("kind", "name")
+        if not (spec.get("scaleTargetRef") or {}).get(name)
+    )
+    return causes
+
+
+def _media_causes(body: Json) -> Causes:
+    """The sanity that the CRD's schema gives: a spec that is an object and says node and vendor as text."""
+    spec = body.get("spec")
+    if not isinstance(spec, dict):
+        return [Cause("FieldValueRequired", "Required value", "spec")]
+    causes = [
+        Cause(
+            "FieldValueTypeInvalid", f"Invalid value: {spec[name]!r}: must be of type string", f"spec.{name}"
+        )
+        for name in ("node", "vendor", "type", "model", "uid", "serial", "parent")
+        if name in spec and spec[name] is not None and not isinstance(spec[name], str)
+    ]
+    total = (spec.get("memory") or {}).get("totalBytes", 0)
+    if isinstance(total, bool) or not isinstance(total, int) or total < 0:
+        problem = f"Invalid value: {total!r}: must be an integer greater than or equal to 0"
+        causes.append(Cause("FieldValueInvalid", problem, "spec.memory.totalBytes"))
+    return causes
+
+
+def _default_budget(body: Json, store: Store) -> None:  # noqa: ARG001 - as above
+    spec = body.setdefault("spec", {})
+    if "minAvailable" not in spec and "maxUnavailable" not in spec:
+        spec["minAvailable"] = 1
+
+
+def _default_autoscaler(body: Json, store: Store) -> None:  # noqa: ARG001 - as above
+    body.setdefault("spec", {}).setdefault("minReplicas", 1)
+
+
+def _default_namespace(body: Json, store: Store) -> None:  # noqa: ARG001 - as above
+    body["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = body["metadata"]["name"]
+    body["status"] = {"phase": "Active"}
+
+
+_DEFAULTS: Final[dict[Resource, Callable[[Json, Store], None]]] = {
+    PODS: _default_pod,
+    NODES: _default_node,
+    NAMESPACES: _default_namespace,
+    DEPLOYMENTS: _default_replicas,
+    REPLICASETS: _default_replicas,
+    JOBS: _default_job,
+    DISRUPTION_BUDGETS: _default_budget,
+    AUTOSCALERS: _default_autoscaler,
+}
+_CHECKS: Final[dict[Resource, Callable[[Json], Causes]]] = {
+    PODS: _pod_causes,
+    NODES: _node_causes,
+    EVENTS: _event_causes,
+    DEPLOYMENTS: _replicas_causes,
+    REPLICASETS: _replicas_causes,
+    JOBS: _job_causes,
+    DISRUPTION_BUDGETS: _budget_causes,
+    AUTOSCALERS: _autoscaler_causes,
+    MEDIA_RESOURCES: _media_causes,
+}
