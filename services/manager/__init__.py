@@ -1,0 +1,1 @@
+"""The unified device manager: translates what nodes find, registers devices, projects the fleet."""
