@@ -164,7 +164,7 @@ class Fleet:
         return tuple(sorted(changed))
 
 
-def _fold(known: Known, event: AnyEvent) -> Known:  # noqa: C901, PLR0911 - one answer per kind of fact
+def _fold(known: Known, event: AnyEvent) -> Known:  # noqa: PLR0911 - one answer per kind of fact
     match event.data:
         case device.Registered(device=unified, generation=generation):
             return replace(known, unified=unified, state="registered", generation=generation, reasons=())

@@ -135,7 +135,7 @@ class Manager:
             self._projection.touch(*changed)
 
     def _ask_again(self, event: AnyEvent, keys: tuple[str, ...]) -> None:
-        """A list concerns every device that it names or leaves out; a heartbeat only those given up before."""
+        """A list concerns every device it names or leaves out; a heartbeat only those given up before."""
         runner = self._runner
         if runner is None:
             return
@@ -168,7 +168,7 @@ class Manager:
         del fact, case
 
     async def _sweep(self, runner: Runner[DeviceCase, Seen, ManagerPolicy]) -> None:
-        """Ask again about the devices of nodes that have gone silent; now and then project everything anew."""
+        """Ask again about devices of nodes that have gone silent; now and then project everything anew."""
         policy, projected_s = self._policy, self._host.clock.monotonic()
         while True:
             await asyncio.sleep(policy.sweep_every_s)
