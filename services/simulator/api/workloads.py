@@ -1,0 +1,410 @@
+"""Deployments make ReplicaSets, ReplicaSets and Jobs make pods, and again when one is gone.
+
+Source for the order in which surplus pods go: kubernetes ``pkg/controller/controller_utils.go`` (ActivePods); for
+rolling updates ``pkg/controller/deployment/rolling.go``.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from services.simulator.api.eviction import is_ready, set_condition
+from services.simulator.api.resources import DEPLOYMENTS, JOBS, PODS, REPLICASETS, Resource
+from services.simulator.api.store import key_of, rfc3339
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from services.simulator.api.store import Change, Key, Store
+
+Json = dict[str, Any]
+
+_ENDED: Final = ("Succeeded", "Failed")
+_HASH_LABEL: Final = "pod-template-hash"
+_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+_JOB_BACKOFF_FIRST_S: Final = 1.0
+"""Wait before the pod that replaces a failed one: the real 10 s, doubling, compressed."""
+_JOB_BACKOFF_LAST_S: Final = 36.0
+
+
+class Owned:
+    """Objects of one resource by the uid of their controller, kept along with the changes."""
+
+    def __init__(self, store: Store, resource: Resource) -> None:
+        self._resource = resource
+        self._by_owner: dict[str, dict[Key, Json]] = {}
+        for body in store.each(resource):
+            self._put(body)
+
+    def observe(self, change: Change) -> None:
+        """Count a change in."""
+        if change.resource is not self._resource:
+            return
+        for body in (change.before, change.body):
+            owner = controller_of(body) if body is not None else None
+            if owner is not None:
+                self._by_owner.get(owner["uid"], {}).pop(change.key, None)
+        if change.kind != "DELETED":
+            self._put(change.body)
+
+    def of(self, uid: str) -> list[Json]:
+        """What this owner controls, by name."""
+        return [body for _, body in sorted(self._by_owner.get(uid, {}).items())]
+
+    def _put(self, body: Json) -> None:
+        owner = controller_of(body)
+        if owner is not None:
+            self._by_owner.setdefault(owner["uid"], {})[key_of(body)] = body
+
+
+class ReplicaSets:
+    """Keeps as many pods as a ReplicaSet asks for."""
+
+    name = "replicaset"
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pods = Owned(store, PODS)
+
+    def standing(self) -> Iterable[Key]:
+        """Every ReplicaSet."""
+        return [key_of(body) for body in self._store.each(REPLICASETS)]
+
+    def concerns(self, change: Change) -> Iterable[Key]:
+        """The ReplicaSet itself, or the one that controls the pod."""
+        self._pods.observe(change)
+        return _own_or_owner(change, REPLICASETS)
+
+    def reconcile(self, key: Key) -> None:
+        """Add missing pods, delete surplus ones, count."""
+        body = self._store.find(REPLICASETS, *key)
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            return
+        uid, wanted = body["metadata"]["uid"], body["spec"].get("replicas", 1)
+        active = [pod for pod in self._pods.of(uid) if is_active(pod)]
+        for pod in sorted(active, key=_goes_first)[: max(0, len(active) - wanted)]:
+            self._store.delete(PODS, *key_of(pod))
+        for _ in range(wanted - len(active)):
+            create_pod(self._store, REPLICASETS, body, body["spec"]["template"])
+        self._count(key, body)
+
+    def _count(self, key: Key, body: Json) -> None:
+        pods = [pod for pod in self._pods.of(body["metadata"]["uid"]) if is_active(pod)]
+        ready = sum(is_ready(pod) for pod in pods)
+        status: Json = {
+            "replicas": len(pods),
+            "fullyLabeledReplicas": len(pods),
+            "observedGeneration": body["metadata"]["generation"],
+        }
+        if ready:
+            status |= {"readyReplicas": ready, "availableReplicas": ready}
+        write_status(self._store, REPLICASETS, key, status)
+
+
+class Deployments:
+    """Rolls a Deployment's template out over ReplicaSets."""
+
+    name = "deployment"
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._sets = Owned(store, REPLICASETS)
+
+    def standing(self) -> Iterable[Key]:
+        """Every Deployment."""
+        return [key_of(body) for body in self._store.each(DEPLOYMENTS)]
+
+    def concerns(self, change: Change) -> Iterable[Key]:
+        """The Deployment itself, or the one that controls the ReplicaSet."""
+        self._sets.observe(change)
+        return _own_or_owner(change, DEPLOYMENTS)
+
+    def reconcile(self, key: Key) -> None:
+        """Scale the current template's ReplicaSet up and the others down, within surge and unavailability."""
+        body = self._store.find(DEPLOYMENTS, *key)
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            return
+        wanted = body["spec"].get("replicas", 1)
+        current = self._current_set(body)
+        old = [rs for rs in self._sets.of(body["metadata"]["uid"]) if key_of(rs) != key_of(current)]
+        strategy = body["spec"].get("strategy") or {}
+        if strategy.get("type") == "Recreate":
+            for rs in old:
+                self._scale(rs, 0)
+            left = sum((rs.get("status") or {}).get("replicas", 0) for rs in old)
+            self._scale(current, 0 if left else wanted)
+        else:
+            rolling = strategy.get("rollingUpdate") or {}
+            surge = share_of(rolling.get("maxSurge", "25%"), wanted, round_up=True)
+            absent = share_of(rolling.get("maxUnavailable", "25%"), wanted, round_up=False)
+            self._roll(current, old, wanted, surge=surge, absent=absent if surge or absent else 1)
+        self._count(key, body)
+
+    def _roll(self, current: Json, old: list[Json], wanted: int, *, surge: int, absent: int) -> None:
+        asked_old = sum(_replicas(rs) for rs in old)
+        have = _replicas(current)
+        if have >= wanted or not asked_old:
+            self._scale(current, wanted)
+            have = wanted
+        else:
+            have = min(wanted, max(have, wanted + surge - asked_old))
+            self._scale(current, have)
+        ready = (current.get("status") or {}).get("readyReplicas", 0)
+        spare = asked_old + min(ready, have) - (wanted - absent)
+        for rs in old:
+            goes = max(0, min(_replicas(rs), spare))
+            self._scale(rs, _replicas(rs) - goes)
+            spare -= goes
+
+    def _current_set(self, body: Json) -> Json:
+        template = body["spec"]["template"]
+        said = json.dumps(template, sort_keys=True).encode()
+        digest = hashlib.sha256(said).hexdigest()[:10]
+        name = f"{body['metadata']['name']}-{digest}"
+        known = self._store.find(REPLICASETS, body["metadata"]["namespace"], name)
+        if known is not None:
+            return known
+        hashed = copy.deepcopy(template)
+        labels = {**(hashed.setdefault("metadata", {}).get("labels") or {}), _HASH_LABEL: digest}
+        hashed["metadata"]["labels"] = labels
+        selector = copy.deepcopy(body["spec"]["selector"])
+        selector["matchLabels"] = {**(selector.get("matchLabels") or {}), _HASH_LABEL: digest}
+        first = not self._sets.of(body["metadata"]["uid"])
+        return self._store.create(
+            REPLICASETS,
+            body["metadata"]["namespace"],
+            {
+                "metadata": {
+                    "name": name,
+                    "labels": labels,
+                    "ownerReferences": [owner_reference(DEPLOYMENTS, body)],
+                },
+                "spec": {
+                    "replicas": body["spec"].get("replicas", 1) if first else 0,
+                    "selector": selector,
+                    "template": hashed,
+                },
+            },
+        )
+
+    def _scale(self, rs: Json, replicas: int) -> None:
+        if _replicas(rs) == replicas:
+            return
+
+        def change(body: Json) -> None:
+            body["spec"]["replicas"] = replicas
+
+        self._store.modify(REPLICASETS, *key_of(rs), change)
+
+    def _count(self, key: Key, body: Json) -> None:
+        sets = self._sets.of(body["metadata"]["uid"])
+        wanted = body["spec"].get("replicas", 1)
+        total, ready = (
+            sum((rs.get("status") or {}).get(name, 0) for rs in sets)
+            for name in ("replicas", "readyReplicas")
+        )
+        updated = (self._current_set(body).get("status") or {}).get("replicas", 0)
+        status: Json = {"observedGeneration": body["metadata"]["generation"], "replicas": total}
+        counts = {
+            "updatedReplicas": updated,
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+            "unavailableReplicas": max(0, wanted - ready),
+        }
+        status |= {name: number for name, number in counts.items() if number}
+        status["conditions"] = (body.get("status") or {}).get("conditions") or []
+        now = rfc3339(self._store.clock.now())
+        rolling = (body["spec"].get("strategy") or {}).get("rollingUpdate") or {}
+        enough = ready >= wanted - share_of(rolling.get("maxUnavailable", "25%"), wanted, round_up=False)
+        reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
+        set_condition(status, "Available", str(enough), now=now, reason=reason)
+        write_status(self._store, DEPLOYMENTS, key, status)
+
+
+class Jobs:
+    """Runs a Job's pods until enough have succeeded; evicted ones are made again at once, failed ones after a wait."""
+
+    name = "job"
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pods = Owned(store, PODS)
+        self._failed: dict[str, set[str]] = {}
+        self._succeeded: dict[str, set[str]] = {}
+        self._not_before_s: dict[str, float] = {}
+
+    def standing(self) -> Iterable[Key]:
+        """Every Job."""
+        return [key_of(body) for body in self._store.each(JOBS)]
+
+    def concerns(self, change: Change) -> Iterable[Key]:
+        """The Job itself, or the one that controls the pod."""
+        self._pods.observe(change)
+        if change.resource is JOBS and change.kind == "DELETED":
+            uid = change.body["metadata"]["uid"]
+            for kept in (self._failed, self._succeeded, self._not_before_s):
+                kept.pop(uid, None)
+        return _own_or_owner(change, JOBS)
+
+    def reconcile(self, key: Key) -> float | None:
+        """Count what ended, start what is missing; seconds until a failed pod may be replaced."""
+        body = self._store.find(JOBS, *key)
+        if body is None or body["metadata"].get("deletionTimestamp") or _finished(body):
+            return None
+        uid, spec = body["metadata"]["uid"], body["spec"]
+        pods = self._pods.of(uid)
+        succeeded, failed = self._ended(uid, pods)
+        active = [pod for pod in pods if is_active(pod)]
+        parallelism, completions = spec.get("parallelism", 1), spec.get("completions")
+        done = succeeded >= (completions if completions is not None else 1) and (
+            completions is not None or not active
+        )
+        over = failed > spec.get("backoffLimit", 6)
+        wait_s: float | None = None
+        if done or over or spec.get("suspend"):
+            wanted = 0
+        elif completions is None:
+            wanted = parallelism if not succeeded else len(active)
+        else:
+            wanted = min(parallelism, completions - succeeded)
+        for pod in sorted(active, key=_goes_first)[: max(0, len(active) - wanted)]:
+            self._store.delete(PODS, *key_of(pod))
+        missing = wanted - len(active)
+        if missing > 0:
+            wait_s = self._not_before_s.get(uid, 0.0) - self._store.clock.monotonic()
+            if wait_s <= 0:
+                wait_s = None
+                for _ in range(missing):
+                    create_pod(self._store, JOBS, body, spec["template"])
+        self._count(key, body, succeeded=succeeded, failed=failed, done=done, over=over)
+        return wait_s
+
+    def _ended(self, uid: str, pods: list[Json]) -> tuple[int, int]:
+        """How many pods succeeded and failed, those that were removed since included."""
+        succeeded, failed = self._succeeded.setdefault(uid, set()), self._failed.setdefault(uid, set())
+        for pod in pods:
+            phase = pod["status"].get("phase")
+            if phase == "Succeeded":
+                succeeded.add(pod["metadata"]["uid"])
+            elif phase == "Failed" and pod["metadata"]["uid"] not in failed:
+                failed.add(pod["metadata"]["uid"])
+                wait_s = min(_JOB_BACKOFF_LAST_S, _JOB_BACKOFF_FIRST_S * 2.0 ** min(len(failed) - 1, 10))
+                self._not_before_s[uid] = self._store.clock.monotonic() + wait_s
+        return len(succeeded), len(failed)
+
+    def _count(self, key: Key, body: Json, *, succeeded: int, failed: int, done: bool, over: bool) -> None:
+        pods = self._pods.of(body["metadata"]["uid"])
+        now = rfc3339(self._store.clock.now())
+        old = body.get("status") or {}
+        status: Json = {"startTime": old.get("startTime", now), "conditions": old.get("conditions") or []}
+        active = [pod for pod in pods if is_active(pod)]
+        counts = {
+            "active": len(active),
+            "ready": sum(is_ready(pod) for pod in active),
+            "terminating": sum(bool(pod["metadata"].get("deletionTimestamp")) for pod in pods),
+            "succeeded": succeeded,
+            "failed": failed,
+        }
+        status |= {name: number for name, number in counts.items() if number}
+        if done:
+            set_condition(status, "Complete", "True", now=now, reason="CompletionsReached")
+            status["completionTime"] = now
+        elif over:
+            set_condition(status, "Failed", "True", now=now, reason="BackoffLimitExceeded")
+        if not status["conditions"]:
+            del status["conditions"]
+        write_status(self._store, JOBS, key, status)
+
+
+def controller_of(body: Json) -> Json | None:
+    """The controlling owner reference of an object."""
+    for owner in body["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return dict(owner)
+    return None
+
+
+def owner_reference(resource: Resource, body: Json) -> Json:
+    """A controlling reference to this object."""
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "name": body["metadata"]["name"],
+        "uid": body["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def create_pod(store: Store, resource: Resource, owner: Json, template: Json) -> Json:
+    """A pod of this owner from its template."""
+    meta = template.get("metadata") or {}
+    pod = {
+        "metadata": {
+            "generateName": f"{owner['metadata']['name']}-",
+            "labels": dict(meta.get("labels") or {}),
+            "annotations": dict(meta.get("annotations") or {}),
+            "ownerReferences": [owner_reference(resource, owner)],
+        },
+        "spec": template.get("spec") or {},
+    }
+    return store.create(PODS, owner["metadata"]["namespace"], pod)
+
+
+def is_active(pod: Json) -> bool:
+    """It runs, or will: neither ended nor asked to go."""
+    return pod["status"].get("phase") not in _ENDED and not pod["metadata"].get("deletionTimestamp")
+
+
+def write_status(store: Store, resource: Resource, key: Key, status: Json) -> None:
+    """Write a status if it differs from the stored one."""
+    body = store.find(resource, *key)
+    if body is not None and body.get("status") != status:
+        store.replace(resource, *key, {**body, "status": status}, subresource="status")
+
+
+def share_of(value: Any, total: int, *, round_up: bool) -> int:
+    """An IntOrString: a number, or a percentage of ``total``."""
+    if isinstance(value, str) and value.endswith("%"):
+        percent = int(value[:-1]) * total
+        return -(-percent // 100) if round_up else percent // 100
+    return int(value)
+
+
+def _own_or_owner(change: Change, resource: Resource) -> Iterable[Key]:
+    if change.resource is resource:
+        return (change.key,)
+    owner = controller_of(change.body)
+    if owner is not None and owner["kind"] == resource.kind:
+        return ((change.key[0], owner["name"]),)
+    return ()
+
+
+def _goes_first(pod: Json) -> tuple[bool, bool, bool, int, float]:
+    """Unbound before bound, Pending before Running, not ready before ready, cheap before dear, young before old."""
+    meta, status = pod["metadata"], pod["status"]
+    try:
+        cost = int((meta.get("annotations") or {}).get(_DELETION_COST, 0))
+    except ValueError:
+        cost = 0
+    return (
+        bool(pod["spec"].get("nodeName")),
+        status.get("phase") != "Pending",
+        is_ready(pod),
+        cost,
+        -int(meta["resourceVersion"]),
+    )
+
+
+def _replicas(rs: Json) -> int:
+    return int(rs["spec"].get("replicas", 1))
+
+
+def _finished(job: Json) -> bool:
+    return any(
+        entry.get("type") in ("Complete", "Failed") and entry.get("status") == "True"
+        for entry in (job.get("status") or {}).get("conditions") or ()
+    )
