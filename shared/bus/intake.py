@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import datetime
+from datetime import UTC, datetime
 from time import perf_counter
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from shared.events import AnyEvent, Unknown, decode
 KILLS = 3
 """Processes that a message may kill before it becomes a dead letter."""
 DEAD_LETTER_DOMAIN = "deadletter"
+EPOCH = datetime.fromtimestamp(0, UTC)
 _AGAIN_S = 1.0
 """Between tries of what only waits for the bus."""
 
@@ -99,13 +100,17 @@ class Intake:
         self.stream = stream
         self.carrier = carrier
         self.clock = clock
+        self.stream_created = EPOCH
+        """When the stream was made; whoever opens the intake knows it."""
         self.highest = 0
+        self.lag = 0
+        """Messages that the server had still to deliver, as of the last one."""
         self.held: dict[int, Held] = {}
         self.suspects_up_to = 0
         """Messages up to here may have been started by a holder whose lease expired."""
         self.starts: Starts | None = None
         self.on_caught_up: Callable[[], None] = _nothing
-        self.meters = Meters(service, subscription.domain, lambda: float(len(self.held)))
+        self.meters = Meters(service, subscription.domain, held=lambda: len(self.held), lag=lambda: self.lag)
         self._source = source
         self._lanes = lanes
         self._types = frozenset(subscription.types)
@@ -329,7 +334,14 @@ class Intake:
             started_s = perf_counter()
             try:
                 await self.subscription.handle(
-                    Delivery(held.event, self.stream, held.sequence, held.stored_at, held.attempt)
+                    Delivery(
+                        held.event,
+                        self.stream,
+                        held.sequence,
+                        held.stored_at,
+                        self.stream_created,
+                        held.attempt,
+                    )
                 )
             except LeaseLost:
                 raise

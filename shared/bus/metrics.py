@@ -49,14 +49,22 @@ class Meters:
         "dead_letters",
         "dead_letters_refused",
         "handler_seconds",
-        "lag",
         "redelivered",
         "retries",
         "skipped",
     )
 
-    def __init__(self, service: str, domain: str, held: Callable[[], float]) -> None:
-        """Args: held: called when scraped; how many messages the consumer holds."""
+    def __init__(
+        self, service: str, domain: str, *, held: Callable[[], float], lag: Callable[[], float]
+    ) -> None:
+        """Look the labels up.
+
+        Args:
+            service: who consumes.
+            domain: what it hears.
+            held: called when scraped; messages that the consumer holds.
+            lag: called when scraped; messages that the server has still to deliver.
+        """
         self._labels = (service, domain)
         self.handler_seconds = HANDLER_SECONDS.labels(*self._labels)
         self.retries = RETRIES.labels(*self._labels)
@@ -64,13 +72,13 @@ class Meters:
         self.dead_letters_refused = DEAD_LETTERS_REFUSED.labels(*self._labels)
         self.skipped = SKIPPED.labels(*self._labels)
         self.redelivered = REDELIVERED.labels(*self._labels)
-        self.lag = LAG.labels(*self._labels)
         HELD.labels(*self._labels).set_function(held)
+        LAG.labels(*self._labels).set_function(lag)
 
     def close(self) -> None:
         """Forget the gauges: what no longer runs has no depth."""
-        self.lag.set(0)
         HELD.labels(*self._labels).set_function(_zero)
+        LAG.labels(*self._labels).set_function(_zero)
 
 
 def watch_lanes(service: str, depth: Callable[[], float], alarms: Callable[[], float]) -> None:

@@ -3,10 +3,11 @@
 Two implementations answer alike, held together by one contract suite: NATS JetStream (`shared.bus.nats`) and
 memory (`shared.bus.memory`).
 
-*Publish* states a fact; the same id within the server's window is stored once. *Append* adds to a case log and
-holds only when the log still stands where the caller read it, else `Conflict`. *Consume* hands events to keyed
-lanes: one lane per key, serial inside, gated by stream sequence. A handler returns (ack), raises `Temporary`
-(tried again inside its lane, order kept) or raises anything else (dead letter, nothing dropped silently).
+*Publish* states a fact; the same id within the server's window is stored once. *Append* adds to a case log
+and holds only when the log still stands where the caller read it, else `Conflict`. *Consume* hands events to
+keyed lanes: one lane per key, serial inside, gated by stream sequence. A handler returns (ack), raises
+`Temporary` (tried again inside its lane, order kept) or raises anything else (dead letter, nothing dropped
+silently).
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Delivery:
         stream: the stream's name.
         sequence: its place in the stream.
         stored_at: when the server stored it, UTC.
+        stream_created: when the stream was made, UTC; with `sequence` the origin of what is made from it.
         attempt: 1 for the first try of this process; grows with every `Temporary`.
     """
 
@@ -71,7 +73,13 @@ class Delivery:
     stream: str
     sequence: int
     stored_at: datetime
+    stream_created: datetime
     attempt: int = 1
+
+    @property
+    def origin(self) -> Origin:
+        """What a view's value made from this event carries."""
+        return Origin(self.stream_created, self.sequence)
 
 
 Handler = Callable[[Delivery], Awaitable[None]]
@@ -125,7 +133,7 @@ class Lease(Protocol):
         ...
 
     def remaining_s(self) -> float:
-        """Seconds left, counted from before the last renewal was sent; an effect needs its own timeout of it."""
+        """Seconds left, counted from before the last renewal was sent; an effect needs its timeout of it."""
         ...
 
     async def lost(self) -> None:
@@ -138,7 +146,10 @@ class Consumption(Protocol):
 
     @property
     def caught_up(self) -> bool:
-        """Every input has reached its head as of the last (re)connect or takeover: effects and timers may run."""
+        """Every input has reached its head as of the last (re)connect or takeover: effects may run.
+
+        Each message up to there was handled, or tried once: one that waits for another try holds up no other.
+        """
         ...
 
     async def until_caught_up(self) -> None:
@@ -290,7 +301,8 @@ class Bus(Protocol):
         Args:
             service: who consumes; names the durable, the metrics and the dead letters.
             subscriptions: at most one per domain.
-            lease: given, the consumers are durable and numbered by it; else ephemeral, from history each time.
+            lease: given, the consumers are durable and numbered by it; else ephemeral, from history each
+                time.
         """
         ...
 

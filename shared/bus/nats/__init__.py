@@ -1,0 +1,1 @@
+"""The bus on NATS JetStream: nats-server 2.12 or newer, nats-py narrowed to what can be trusted of it."""

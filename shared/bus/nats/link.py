@@ -1,0 +1,365 @@
+"""The connection: nats-py, narrowed to what can be trusted of it.
+
+Only `publish`, `subscribe` with a callback, and `close` of nats-py are used. Requests have a reply table of
+their own, so that everything that waits is told at once when the connection breaks, and asks again as soon
+as it is back (nats-py leaves it waiting for its timeout). Nothing is published while the connection is down:
+nats-py would keep it and send it later, long after its caller has given up.
+
+What nats-py does that this module is built around: a refused publish shows up only in `error_cb`,
+lower-cased; after 60 tries a lost connection is closed for ever unless `max_reconnect_attempts` is -1; a
+broken read loop is noticed only by pings; a callback that leaks `CancelledError` ends its subscription
+without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error, MaxPayloadError
+
+from shared.bus import metrics
+from shared.bus.lanes import really_cancelled
+from shared.bus.port import Disconnected
+from shared.errors import FleetError, Permanent, Refused
+
+OLDEST_SERVER = (2, 12)
+"""Expected sequence over a wildcard (`Nats-Expected-Last-Subject-Sequence-Subject`) came with it."""
+ANSWER_WITHIN_S = 2.0
+"""For one request; a retry has the same id, so asking again is safe."""
+_PING_EVERY_S = 10
+_PENDING_BYTES = 8 << 20
+_RECONNECT_FIRST_S, _RECONNECT_MOST_S = 0.05, 2.0
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
+
+_log = structlog.get_logger(__name__)
+
+
+class Unavailable(Disconnected):
+    """Nobody answers there now: no stream, no leader, JetStream not up yet."""
+
+
+class ApiError(FleetError):
+    """JetStream refused a request.
+
+    Attributes:
+        code: like HTTP.
+        err_code: JetStream's own.
+    """
+
+    def __init__(self, subject: str, code: int, err_code: int, description: str) -> None:
+        super().__init__(f"{subject}: {description} ({code}, {err_code})")
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Who waits for replies."""
+
+    subject: str
+    done: asyncio.Future[Msg]
+    several: list[Msg] | None = None
+
+
+@dataclass
+class Link:
+    """One connection of one service."""
+
+    service: str
+    instance: str
+    _nc: Client = field(default_factory=Client, repr=False)
+    _waiting: dict[str, _Waiting] = field(default_factory=dict, repr=False)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count, repr=False)
+    _inbox: str = ""
+    _up: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    _tries: int = 0
+    _closing: bool = False
+    _last_error: str = ""
+    dead: asyncio.Future[None] | None = field(default=None, repr=False)
+    """Done with an error when the server closed the connection for good."""
+    on_break: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    """Called when the connection breaks."""
+
+    @property
+    def source(self) -> str:
+        """The CloudEvents source of what is said over it."""
+        return f"/mediafleet/{self.service}/{self.instance}"
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is up."""
+        return self._up.is_set()
+
+    async def open(self, url: str, *, within_s: float) -> None:
+        """Connect, and check the server.
+
+        Args:
+            url: of one server, or several separated by commas.
+            within_s: until the first connection stands.
+
+        Raises:
+            Disconnected: no server answers there.
+            Refused: the server is too old, or does not let us in.
+        """
+        self.dead = asyncio.get_running_loop().create_future()
+        refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def note(error: Exception) -> None:
+            if "authorization" in str(error).lower() and not refused.done() and not self._up.is_set():
+                refused.set_result(None)
+            await self._on_error(error)
+
+        connecting = asyncio.ensure_future(
+            self._nc.connect(
+                [part.strip() for part in url.split(",")],
+                name=f"{self.service}/{self.instance}",
+                error_cb=note,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+                connect_timeout=2,
+                reconnect_time_wait=1,
+                max_reconnect_attempts=-1,
+                ping_interval=_PING_EVERY_S,
+                max_outstanding_pings=2,
+                pending_size=_PENDING_BYTES,
+                inbox_prefix=f"_INBOX_{self.service}",
+                reconnect_to_server_handler=self._reconnect,
+                # Every subject is built by `shared.events.address` or from a JetStream name.
+                skip_subject_validation=True,
+            )
+        )
+        try:
+            await asyncio.wait({connecting, refused}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            self._check_let_in(url, refused=refused.done(), answered=connecting.done())
+            connecting.result()
+            self._check_server()
+            self._inbox = f"{self._nc.new_inbox()}."
+            await self.subscribe(f"{self._inbox}*", self._on_reply)
+            self._up.set()
+        except BaseException:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close it; what was published before has left. (`drain` of nats-py may hang, so it is not used.)"""
+        self._closing = True
+        self._up.clear()
+        self._fail_all("the connection is closed")
+        if self.dead is not None and not self.dead.done():
+            self.dead.cancel()
+        await self._nc.close()
+
+    async def until_connected(self, within_s: float | None = None) -> None:
+        """Wait for the connection.
+
+        Raises:
+            Disconnected: not within the time.
+        """
+        if self._up.is_set():
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._up.wait()
+        except TimeoutError:
+            raise Disconnected("the bus is not reachable") from None
+
+    async def send(
+        self, subject: str, body: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Publish without an answer.
+
+        Raises:
+            Disconnected: the connection is down; nothing is kept for later.
+            Permanent: larger than the server takes.
+        """
+        if not self._up.is_set():
+            raise Disconnected("the bus is not reachable")
+        try:
+            await self._nc.publish(subject, body, reply, headers)
+        except MaxPayloadError:
+            raise Permanent(f"{len(body)} bytes are more than the server takes", field="data") from None
+        except (Error, OSError) as error:
+            raise Disconnected(str(error)) from error
+
+    async def request(
+        self,
+        subject: str,
+        body: bytes = b"",
+        *,
+        headers: dict[str, str] | None = None,
+        within_s: float = ANSWER_WITHIN_S,
+    ) -> Msg:
+        """Publish and wait for the answer.
+
+        Raises:
+            Disconnected: no answer in time, or the connection broke; it may have been done.
+            Unavailable: nobody listens there.
+            Permanent: we may not publish there.
+        """
+        waiting = _Waiting(subject, asyncio.get_running_loop().create_future())
+        answer = await self._ask(waiting, body, headers, within_s)
+        if answer.headers and answer.headers.get("Status") == "503":
+            raise Unavailable(f"{subject}: nobody answers")
+        return answer
+
+    async def request_several(
+        self, subject: str, body: bytes, *, within_s: float = ANSWER_WITHIN_S * 2
+    ) -> tuple[list[Msg], Msg]:
+        """Publish and gather the answers; the last one, which carries a status, comes apart.
+
+        Raises:
+            Disconnected: as for `request`.
+        """
+        several: list[Msg] = []
+        waiting = _Waiting(subject, asyncio.get_running_loop().create_future(), several)
+        last = await self._ask(waiting, body, None, within_s)
+        if last.headers and last.headers.get("Status") == "503":
+            raise Unavailable(f"{subject}: nobody answers")
+        return several, last
+
+    async def api(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask JetStream for `$JS.API.` and a name.
+
+        Raises:
+            ApiError: it refused.
+            Disconnected: no answer; also while JetStream is starting or has no leader.
+        """
+        subject = f"$JS.API.{name}"
+        answer = await self.request(subject, orjson.dumps(body) if body is not None else b"")
+        return checked(subject, answer.data)
+
+    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """Hear a subject; the callback may not block, and cannot end the subscription by an error."""
+
+        async def guarded(message: Msg) -> None:
+            try:
+                await callback(message)
+            except asyncio.CancelledError:
+                if really_cancelled():
+                    raise
+                metrics.ERRORS.labels(self.service, "leaked cancellation").inc()
+
+        return await self._nc.subscribe(subject, cb=guarded)
+
+    def inbox(self) -> str:
+        """A new subject of our own."""
+        return self._nc.new_inbox()
+
+    async def _ask(
+        self, waiting: _Waiting, body: bytes, headers: dict[str, str] | None, within_s: float
+    ) -> Msg:
+        token = str(next(self._numbers))
+        timer = asyncio.get_running_loop().call_later(within_s, _expire, waiting)
+        self._waiting[token] = waiting
+        try:
+            await self.send(waiting.subject, body, reply=self._inbox + token, headers=headers)
+            return await waiting.done
+        finally:
+            timer.cancel()
+            del self._waiting[token]
+
+    async def _on_reply(self, message: Msg) -> None:
+        waiting = self._waiting.get(message.subject.rpartition(".")[2])
+        if waiting is None or waiting.done.done():
+            return
+        headers = message.headers
+        if waiting.several is None or (headers is not None and "Status" in headers):
+            waiting.done.set_result(message)
+        else:
+            waiting.several.append(message)
+
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        self._last_error = text
+        violation = _VIOLATION.search(text)
+        kind = f"{violation[1]} refused" if violation else type(error).__name__
+        metrics.ERRORS.labels(self.service, kind).inc()
+        if violation is None:
+            _log.warning("bus_error", service=self.service, error=text)
+            return
+        _log.error("bus_refused", service=self.service, error=text)
+        for waiting in self._waiting.values():
+            if waiting.subject.lower() == violation[2] and not waiting.done.done():
+                waiting.done.set_exception(
+                    Permanent(f"{self.service} may not publish on {waiting.subject}", field="subject")
+                )
+
+    async def _on_disconnected(self) -> None:
+        self._up.clear()
+        self._fail_all("the connection broke")
+        for told in tuple(self.on_break):
+            told()
+
+    async def _on_reconnected(self) -> None:
+        self._tries = 0
+        metrics.RECONNECTS.labels(self.service).inc()
+        self._up.set()
+
+    async def _on_closed(self) -> None:
+        if self._closing:
+            return
+        await self._on_disconnected()
+        if self.dead is not None and not self.dead.done():
+            self.dead.set_exception(Refused(f"the server closed the connection: {self._last_error}"))
+
+    def _fail_all(self, why: str) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done.done():
+                waiting.done.set_exception(Disconnected(f"{waiting.subject}: {why}"))
+
+    def _reconnect(self, servers: list[Any], _info: dict[str, Any]) -> tuple[Any, float]:
+        most_s = min(_RECONNECT_MOST_S, _RECONNECT_FIRST_S * 2**self._tries)
+        self._tries = min(self._tries + 1, 16)
+        # Jitter keeps a fleet from coming back in one instant; no secret depends on it.
+        return random.choice(servers), random.uniform(most_s / 2, most_s)  # noqa: S311 - as said
+
+    def _check_let_in(self, url: str, *, refused: bool, answered: bool) -> None:
+        if refused:
+            raise Refused(f"{url} does not let {self.service} in: check its credentials")
+        if not answered:
+            raise Disconnected(f"no NATS server answers at {url}: {self._last_error or 'no answer'}")
+
+    def _check_server(self) -> None:
+        version = self._nc.connected_server_version
+        if (version.major, version.minor) < OLDEST_SERVER:
+            raise Refused(
+                f"nats-server {version.major}.{version.minor}.{version.patch} is too old: "
+                f"mediafleet needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer"
+            )
+
+
+def checked(subject: str, body: bytes) -> dict[str, Any]:
+    """The JSON answer of JetStream.
+
+    Raises:
+        ApiError: it is a refusal.
+        Unavailable: it is a passing one.
+    """
+    answer: dict[str, Any] = orjson.loads(body)
+    error = answer.get("error")
+    if error:
+        code = int(error.get("code", 0))
+        if code == 503:  # noqa: PLR2004 - as in HTTP: not now
+            raise Unavailable(f"{subject}: {error.get('description')}")
+        raise ApiError(subject, code, int(error.get("err_code", 0)), str(error.get("description", "")))
+    return answer
+
+
+def _expire(waiting: _Waiting) -> None:
+    if not waiting.done.done():
+        waiting.done.set_exception(Disconnected(f"{waiting.subject}: no answer in time"))
