@@ -39,7 +39,21 @@ class Struck(CasePayload):
     window_id: int = Field(ge=0)
     evidence_ids: tuple[str, ...]
     codes: tuple[str, ...] = ()
+    scope: str = Field(default="device", description="device, partition or engines: what the evidence names")
+    engines: tuple[str, ...] = Field(default=(), description="engine keys where the scope is engines")
+    serial: str | None = None
     at: AwareDatetime = Field(description="evidence time, by the node's clock")
+
+
+@fact("remediation.health-noted", by="remediation", to="console", discriminator=("boot_id", "window_id"))
+class HealthNoted(CasePayload):
+    """The verdict changed while a case is open; what recovery and clearing are judged by."""
+
+    boot_id: str
+    window_id: int = Field(ge=0)
+    verdict: str = Field(description="healthy, unhealthy or unknown")
+    streak: int = Field(default=0, ge=0, description="windows in a row with this verdict, as the node counts")
+    codes: tuple[str, ...] = ()
 
 
 @fact("remediation.cleared", by="remediation", to="bridge console", discriminator=("epoch",))
@@ -63,6 +77,9 @@ class StepProposed(CasePayload):
     attempt: int = Field(default=1, ge=1)
     scopes: tuple[str, ...] = Field(description="budget scopes that pay: cluster, node:N, rack:R, model:M")
     code: str = Field(default="", description="leading fault code, for common cause")
+    evidence_at: AwareDatetime | None = Field(
+        default=None, description="when the evidence was, for common cause"
+    )
     deadline: AwareDatetime
     seen: Window | None = None
 
@@ -87,6 +104,7 @@ class Queued(BudgetPayload):
     limited_by: str
     scopes: tuple[str, ...]
     code: str = ""
+    evidence_at: AwareDatetime | None = None
     until: AwareDatetime
 
 
@@ -96,6 +114,7 @@ class BudgetGranted(BudgetPayload):
 
     scopes: tuple[str, ...]
     code: str = ""
+    evidence_at: AwareDatetime | None = None
 
 
 @fact("remediation.returned", by="remediation", to="remediation alerting", discriminator=_GRANT)
@@ -193,7 +212,10 @@ class EvictionOrdered(CasePayload):
 
 
 @fact(
-    "remediation.pod-evicted", by="remediation", to="guardian console", discriminator=("pod.uid", "attempt")
+    "remediation.pod-evicted",
+    by="remediation",
+    to="guardian alerting console",
+    discriminator=("pod.uid", "attempt"),
 )
 class PodEvicted(CasePayload):
     """What became of an ordered eviction."""
@@ -247,6 +269,16 @@ class RepairRequested(CasePayload):
     step: str
     attempt: int = Field(ge=1)
     deadline: AwareDatetime
+
+
+@fact("remediation.repair-recorded", by="remediation", to="console", discriminator=("step", "attempt"))
+class RepairRecorded(CasePayload):
+    """A repair step that did not help, as the case took it; one that helped is `repaired`."""
+
+    step: str
+    attempt: int = Field(ge=1)
+    outcome: str = Field(description="failed or ambiguous; neither is repeated")
+    detail: str = ""
 
 
 @fact("remediation.repaired", by="remediation", to="bridge manager scheduler", discriminator=("epoch",))
@@ -306,6 +338,19 @@ class Retired(CasePayload):
 
     reason: str
     replacement: str = ""
+
+
+@fact(
+    "remediation.node-tainted",
+    by="remediation",
+    to="manager alerting console",
+    discriminator=("epoch", "outcome"),
+)
+class NodeTainted(CasePayload):
+    """What became of the node's own-key taint: its last usable device was retired, or one came back."""
+
+    outcome: str = Field(description="tainted, not-last, removed or failed")
+    detail: str = ""
 
 
 @fact(
