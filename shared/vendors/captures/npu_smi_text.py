@@ -28,6 +28,7 @@ _AGAIN = "capture `npu-smi info` again, to the end of its process table"
 _ERROR_CODE = re.compile(r"(?<![0-9A-Z])(?:0X)?([0-9A-F]{8,9})(?![0-9A-Z])")
 _LISTED = re.compile(r"\s*([0-9]{1,6})\s+([0-9]{1,3})\s+[0-9]{1,6}\s+(Ascend \S+)\s*")
 """A line of `npu-smi info -m`; it lists chips and says no bus address."""
+_SINGLE_BIT, _DOUBLE_BIT = "HBM Single Bit Error Count", "HBM Double Bit Error Count"
 _PAIR = re.compile(r"\s*([A-Za-z][A-Za-z0-9 ()%]*?)\s*:\s?(.*)")
 
 
@@ -54,20 +55,21 @@ def parse(capture: str | bytes) -> list[RawDevice]:
     for line in lines:
         if listed := _LISTED.fullmatch(line):
             pages.setdefault((int(listed[1]), int(listed[2])), {}).setdefault("Chip Name", listed[3])
-    if not chips and not pages:
+    if chips is None and not pages:
         raise BadInput(
             TOOL, "there is no device table and no board page", "give the output of `npu-smi info`"
         )
+    chips = chips or {}
     for (npu, chip), cells in pages.items():
         chips.setdefault((npu, chip), _Chip(npu, chip)).cells.update(cells)
-    return _devices(chips)
+    return _devices(chips) if chips else []
 
 
-def _table(lines: list[str]) -> dict[tuple[int, int], _Chip]:
-    """Chips of the device table, by NPU id and chip number."""
+def _table(lines: list[str]) -> dict[tuple[int, int], _Chip] | None:
+    """Chips of the device table, by NPU id and chip number; None when there is no table."""
     start = next((index for index, line in enumerate(lines) if re.match(r"\|\s*NPU\s+Name\s*\|", line)), None)
     if start is None:
-        return {}
+        return None
     if start + 1 >= len(lines):
         raise BadInput(f"{TOOL}.heading", "the table ends in its heading", _AGAIN)
     width = len(lines[start].rstrip())
@@ -89,12 +91,13 @@ def _table(lines: list[str]) -> dict[tuple[int, int], _Chip]:
                 f"{where}.NPU", f"NPU {npu} chip {chip} is given twice", "capture `npu-smi info` again"
             )
         chips[npu, chip] = _Chip(npu, chip, {"tool_version": version}, cells)
-    missing = {npu for npu, _ in chips} - _process_table(lines, start, width)
-    if missing or not chips:
+    named = _process_table(lines, start, width)
+    if named is None:
+        raise BadInput(f"{TOOL}.process table", "it is missing: the capture was cut", _AGAIN)
+    missing = sorted({npu for npu, _ in chips} - named)
+    if missing:
         raise BadInput(
-            f"{TOOL}.process table",
-            f"it does not name NPU {sorted(missing) or 'any'}: the capture was cut",
-            _AGAIN,
+            f"{TOOL}.process table", f"it does not name NPU {missing}: the capture was cut", _AGAIN
         )
     return chips
 
@@ -115,8 +118,8 @@ def _rows(lines: list[str], start: int, width: int) -> Iterator[tuple[int, str]]
         yield number, line
 
 
-def _process_table(lines: list[str], start: int, width: int) -> set[int]:
-    """NPU ids that a finished process table names."""
+def _process_table(lines: list[str], start: int, width: int) -> set[int] | None:
+    """NPU ids that a finished process table names; None when there is none."""
     named: set[int] = set()
     waiting: set[int] = set()
     inside = False
@@ -129,7 +132,7 @@ def _process_table(lines: list[str], start: int, width: int) -> set[int]:
             waiting = set()
         elif inside and (match := re.match(r"\|.*found in NPU (\d+)\s*\|$|\|\s*(\d+)\s+\d+\s*\|.*\|$", text)):
             waiting.add(int((match[1] or match[2])[:9]))
-    return named
+    return named if inside else None
 
 
 def _headings(line: str) -> list[list[tuple[str, int]]]:
@@ -250,6 +253,7 @@ def _chip(chip: _Chip, figures: Figures) -> tuple[dict[str, object], Readings, t
         "name": name.removeprefix("Ascend ") if name else None,
         "memory_total_bytes": total,
         "vdie_id": identity(cells.get("VDie ID")),
+        "serial_number": identity(cells.get("Serial Number")),
         "software_version": known(cells.get("Software Version")),
         "firmware_version": known(cells.get("Firmware Version")),
         "pci_id": _pci_id(cells),
@@ -259,6 +263,8 @@ def _chip(chip: _Chip, figures: Figures) -> tuple[dict[str, object], Readings, t
     )
     health = known(cells.get("Health")) or known(cells.get("Health Status"))
     readings = Readings(
+        ecc_uncorrected=figures.count(_DOUBLE_BIT, cells.get(_DOUBLE_BIT)),
+        ecc_corrected=figures.count(_SINGLE_BIT, cells.get(_SINGLE_BIT)),
         temperature_c=figures.number("Temp(C)", cells.get("Temp(C)"), highest=_HOTTEST_C),
         power_w=figures.number("Power(W)", cells.get("Power(W)"), highest=10_000.0),
         memory_used_bytes=used,
@@ -298,7 +304,7 @@ def _raw(
         vendor="huawei",
         bus_address=address,
         partition=partition,
-        serial=identity(str(facts.get("vdie_id") or "")),
+        serial=identity(str(facts.get("serial_number") or facts.get("vdie_id") or "")),
         parent=None if partition is None else device_key("huawei", address),
         raw={TOOL: {name: value for name, value in facts.items() if value is not None}},
         sources=(TOOL,),

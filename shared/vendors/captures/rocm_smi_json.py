@@ -51,7 +51,7 @@ def parse(capture: str | bytes) -> list[RawDevice]:
     shared = system if isinstance(system, dict) else {}
     distinct = Distinct(TOOL)
     devices = [
-        _card(card, f"{TOOL}.{name}", shared, distinct)
+        _card(card, int(name[4:8]), shared, distinct)
         for name, card in log.items()
         if name.startswith("card") and name[4:].isdecimal()
     ]
@@ -60,7 +60,8 @@ def parse(capture: str | bytes) -> list[RawDevice]:
     return devices
 
 
-def _card(card: Any, where: str, system: dict[str, Any], distinct: Distinct) -> RawDevice:
+def _card(card: Any, number: int, system: dict[str, Any], distinct: Distinct) -> RawDevice:
+    where = f"{TOOL}.card{number}"
     if not isinstance(card, dict):
         raise BadInput(where, "is no object", "give the output of `rocm-smi -a --json`")
     printed = known(_text(card, "PCI Bus"))
@@ -77,6 +78,7 @@ def _card(card: Any, where: str, system: dict[str, Any], distinct: Distinct) -> 
     facts: dict[str, object] = {
         **{name: value for name in _TEXTS if (value := known(_text(card, name))) is not None},
         "Unique ID": unique,
+        "card": number,
         "Driver version": known(_text(system, "Driver version")),
         "ROCm version": known(_text(system, "ROCm version")),
         "pci_id": _pci_id(_text(card, "Device ID") or _text(card, "GPU ID"), figures),
@@ -108,7 +110,7 @@ def _card(card: Any, where: str, system: dict[str, Any], distinct: Distinct) -> 
     return RawDevice(
         vendor="amd",
         bus_address=address,
-        serial=serial or unique,
+        serial=serial or (unique.lower().removeprefix("0x") if unique else None),
         raw={TOOL: {name: value for name, value in facts.items() if value is not None}},
         sources=(TOOL,),
         readings=readings,

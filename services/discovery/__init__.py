@@ -1,0 +1,1 @@
+"""Discovery, on every node: which devices there are, and how they are."""
