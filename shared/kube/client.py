@@ -3,9 +3,10 @@
     async with connect(url) as kube:
         await kube.evict(pod.ref)
 
-Taints are changed by JSON patch with a test of the resourceVersion, so that two writers never overwrite each other's
-taints, and only under the given key. An eviction's answer is classified, never guessed: 429 with the cause
-``DisruptionBudget`` is the pod's disruption budget, 429 without one is the server throttling this client.
+Taints are changed by JSON patch with a test of the resourceVersion, so that two writers never overwrite each
+other's taints, and only under the given key. An eviction's answer is classified, never guessed: 429 with the
+cause ``DisruptionBudget`` is the pod's disruption budget, 429 without one is the server throttling this
+client.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _JSON_PATCH: Final = "application/json-patch+json"
 _MEDIA: Final = "/apis/media.example.com/v1alpha1/mediaresources"
 _PAGE: Final = 500
 _WRITE_ATTEMPTS: Final = 5
-"""Reads and writes again after losing to another writer; the kubelet and controllers write nodes every few seconds."""
+"""Reads and writes again after losing to another writer; kubelets write their node every few seconds."""
 _NOTE_LIMIT: Final = 1024
 """Characters that events.k8s.io/v1 allows in ``note``."""
 _FIELD_LIMIT: Final = 128
@@ -97,7 +98,7 @@ class KubeClient:
         self._clock = clock
         self._random = random
 
-    # --- pods ---------------------------------------------------------------------------------------------------
+    # --- pods -----------------------------------------------------------------------------------------------
 
     async def pods(
         self, *, node: str | None = None, namespace: str | None = None, labels: str | None = None
@@ -144,7 +145,7 @@ class KubeClient:
         """Every pod, SYNCED, then every change."""
         return self._watch(_pods_path(namespace), pod_from, _selection(node=node, labels=labels))
 
-    # --- nodes --------------------------------------------------------------------------------------------------
+    # --- nodes ----------------------------------------------------------------------------------------------
 
     async def nodes(self, *, labels: str | None = None) -> list[Node]:
         """Nodes, by label selector."""
@@ -192,7 +193,7 @@ class KubeClient:
         """Every node, SYNCED, then every change."""
         return self._watch("/api/v1/nodes", node_from, _selection(labels=labels))
 
-    # --- workloads ----------------------------------------------------------------------------------------------
+    # --- workloads ------------------------------------------------------------------------------------------
 
     async def owner_workload(self, pod: Pod) -> Workload | None:
         """What made this pod, through its ReplicaSet where there is one."""
@@ -251,7 +252,7 @@ class KubeClient:
         patch = {"metadata": metadata, "spec": {"minReplicas": min_replicas}}
         return hpa_from(await self._write("PATCH", f"{_hpas_path(namespace)}/{name}", patch, _MERGE))
 
-    # --- MediaResources -----------------------------------------------------------------------------------------
+    # --- MediaResources -------------------------------------------------------------------------------------
 
     async def media_resources(self) -> list[MediaResource]:
         """All MediaResources."""
@@ -306,9 +307,9 @@ class KubeClient:
         """Every MediaResource, SYNCED, then every change."""
         return self._watch(_MEDIA, media_resource_from, {})
 
-    # --- Events and discovery -----------------------------------------------------------------------------------
+    # --- Events and discovery -------------------------------------------------------------------------------
 
-    async def record_event(
+    async def record_event(  # noqa: PLR0917 - an Event is these five things, in the order they are told
         self,
         regarding: ObjectRef,
         reason: str,
@@ -362,7 +363,7 @@ class KubeClient:
             for version in group.get("versions") or ()
         )
 
-    # --- shared steps -------------------------------------------------------------------------------------------
+    # --- shared steps ---------------------------------------------------------------------------------------
 
     async def _body(self, path: str) -> dict[str, Any] | None:
         answer = await self._transport.request("GET", path)

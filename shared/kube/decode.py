@@ -1,7 +1,7 @@
 """From the API's JSON to our narrow models.
 
-Lenient where the API is (absent is empty), so an object of a newer server never stops a watch; a quantity that
-does not parse counts as absent rather than as zero.
+Lenient where the API is (absent is empty), so an object of a newer server never stops a watch; a quantity
+that does not parse counts as absent rather than as zero.
 """
 
 from __future__ import annotations

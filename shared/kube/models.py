@@ -1,7 +1,7 @@
 """What mediafleet reads from the Kubernetes API: narrow, frozen views of its objects.
 
-Only the fields somebody uses. Quantities are exact numbers in base units (cores, bytes, pieces). ``uid`` tells two
-objects of one name apart and is what every effect is bound to.
+Only the fields somebody uses. Quantities are exact numbers in base units (cores, bytes, pieces). ``uid``
+tells two objects of one name apart and is what every effect is bound to.
 """
 
 from __future__ import annotations

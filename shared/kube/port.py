@@ -1,8 +1,8 @@
 """What mediafleet asks of the Kubernetes API, as a Protocol.
 
-Every call has a deadline. Reads of what is not there give None. `Temporary` means try again later (the server is
-away, throttles, or somebody else wrote first: `StaleWrite`); `Permanent` means that the request is wrong or not
-allowed, and names the field or the missing right.
+Every call has a deadline. Reads of what is not there give None. `Temporary` means try again later (the server
+is away, throttles, or somebody else wrote first: `StaleWrite`); `Permanent` means that the request is wrong
+or not allowed, and names the field or the missing right.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Kube(Protocol):
     ) -> EvictionAnswer:
         """Ask for the eviction of this very pod (policy/v1, UID precondition).
 
-        The server's refusals are answers, not errors. Raises Temporary only when no answer came: the pod may or
-        may not be terminating, look before asking again.
+        The server's refusals are answers, not errors. Raises Temporary only when no answer came: the pod may
+        or may not be terminating, look before asking again.
         """
         ...
 
@@ -64,7 +64,7 @@ class Kube(Protocol):
         ...
 
     async def set_taint(self, node: str, taint: Taint) -> bool:
-        """Put this taint on the node, replacing its own key and effect only; False when it was there already."""
+        """Put this taint on the node, replacing its own key and effect only; False when it was there."""
         ...
 
     async def remove_taint(self, node: str, key: str) -> bool:
@@ -88,7 +88,7 @@ class Kube(Protocol):
         ...
 
     async def owner_workload(self, pod: Pod) -> Workload | None:
-        """What made this pod: its Deployment (through the ReplicaSet), Job, StatefulSet, ...; None for a bare pod."""
+        """What made this pod: its Deployment (through the ReplicaSet), Job, ...; None for a bare pod."""
         ...
 
     async def workload(self, namespace: str, kind: str, name: str) -> Workload | None:
@@ -145,7 +145,7 @@ class Kube(Protocol):
         """Delete it; False when it was not there."""
         ...
 
-    async def record_event(
+    async def record_event(  # noqa: PLR0917 - an Event is these five things, in the order they are told
         self,
         regarding: ObjectRef,
         reason: str,

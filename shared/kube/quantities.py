@@ -68,8 +68,8 @@ def parse_quantities(resources: Mapping[str, Any] | None, *, field: str = "resou
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     """What the scheduler counts for a pod, by resource, in base units.
 
-    The sum over containers, or the largest init container where that is more; a limit without a request is the
-    request. Restartable init containers (sidecars) count like containers. Source: component-helpers
+    The sum over containers, or the largest init container where that is more; a limit without a request is
+    the request. Restartable init containers (sidecars) count like containers. Source: component-helpers
     ``resource.PodRequests``.
     """
     total: dict[str, Decimal] = {}

@@ -1,12 +1,12 @@
 """Requests to the API server over kubernetes_asyncio's configuration and REST client, without its models.
 
-kubernetes_asyncio's package ``__init__`` files import some 900 generated model modules, 65 MB that nobody here uses
-(we read JSON into the narrow models of `models`). So its configuration, kubeconfig and REST modules are loaded below
-package objects of our own, and those are taken out of ``sys.modules`` again: whoever imports kubernetes_asyncio
-afterwards gets the whole of it.
+kubernetes_asyncio's package ``__init__`` files import some 900 generated model modules, 65 MB that nobody
+here uses (we read JSON into the narrow models of `models`). So its configuration, kubeconfig and REST modules
+are loaded below package objects of our own, and those are taken out of ``sys.modules`` again: whoever imports
+kubernetes_asyncio afterwards gets the whole of it.
 
-Every request has a deadline. When the server throttles the whole client (429 by priority and fairness), everything
-waits for its Retry-After.
+Every request has a deadline. When the server throttles the whole client (429 by priority and fairness),
+everything waits for its Retry-After.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ def _load_library() -> _Library:
     """Import the wanted modules below bare packages, then forget the bare packages."""
     spec = importlib.util.find_spec(_ROOT)
     if spec is None or not spec.submodule_search_locations:
-        raise Refused(
-            "kubernetes_asyncio is not installed; install mediafleet with its cluster extra: pip install 'mediafleet[cluster]'"
-        )
+        raise Refused("kubernetes_asyncio is not installed: pip install 'mediafleet[cluster]'")
     where = Path(next(iter(spec.submodule_search_locations)))
     before = {name: module for name, module in sys.modules.items() if _ours(name)}
     for name in before:
@@ -98,13 +96,17 @@ def _load_library() -> _Library:
         sys.modules.update(before)
 
 
+def _in_cluster() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ and _SERVICE_ACCOUNT.exists()
+
+
 def _ours(name: str) -> bool:
     return name == _ROOT or name.startswith(f"{_ROOT}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response: its status, the JSON body (an empty dict where there is none) and Retry-After in seconds."""
+    """A response: its status, the JSON body (an empty dict where there is none) and Retry-After."""
 
     status: int
     body: dict[str, Any]
@@ -150,13 +152,13 @@ class Transport:
             configuration.host = url.rstrip("/")
         else:
             try:
-                if _SERVICE_ACCOUNT.exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
+                if _in_cluster():
                     library.incluster(client_configuration=configuration)
                 else:
                     await library.kube_config(client_configuration=configuration)
             except (library.config_exception, OSError) as error:
                 raise Refused(
-                    f"no Kubernetes API server: {error}; set MEDIAFLEET_KUBE_URL, or KUBECONFIG, or run in a cluster"
+                    f"no Kubernetes API: {error}; set MEDIAFLEET_KUBE_URL or KUBECONFIG, or run in a cluster"
                 ) from error
         return cls(configuration, library.rest(configuration), timeout_s, user_agent)
 

@@ -1,9 +1,9 @@
 """List, watch, and list again: a stream of changes that never ends and never lies.
 
-The server may close a watch at any time, forget the resourceVersion we stand at (410) or restart. A watch that ends
-well goes on from the last resourceVersion seen (bookmarks keep it young); after 410 everything is listed again and
-what changed meanwhile, deletions included, is told as changes. Waits after failures grow with jitter, so that a
-thousand clients do not come back at once.
+The server may close a watch at any time, forget the resourceVersion we stand at (410) or restart. A watch
+that ends well goes on from the last resourceVersion seen (bookmarks keep it young); after 410 everything is
+listed again and what changed meanwhile, deletions included, is told as changes. Waits after failures grow
+with jitter, so that a thousand clients do not come back at once.
 """
 
 from __future__ import annotations

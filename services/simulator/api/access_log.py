@@ -1,4 +1,4 @@
-"""What was asked of the API server, in order: the witness that demo and tests believe instead of our own events."""
+"""What was asked of the API server, in order: the witness that demo and tests believe, not our own events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ BODY_LIMIT: Final = 2_048
 class Access:
     """One request.
 
-    ``verb`` is the Kubernetes verb (get, list, watch, create, update, patch, delete, deletecollection). ``at`` is
-    the wall time of its arrival and ``monotonic_s`` the event loop's (CLOCK_MONOTONIC on a real loop). A watch is
-    logged when it opens, everything else when it is answered; ``seconds`` is how long the answer took.
+    ``verb`` is the Kubernetes verb (get, list, watch, create, update, patch, delete, deletecollection).
+    ``at`` is the wall time of its arrival and ``monotonic_s`` the event loop's (CLOCK_MONOTONIC on a real
+    loop). A watch is logged when it opens, everything else when it is answered; ``seconds`` is how long the
+    answer took.
     """
 
     number: int

@@ -126,7 +126,7 @@ def _metadata_causes(meta: Json) -> Causes:
         causes.append(Cause("FieldValueInvalid", f"{problem} characters, '-' or '.'", "metadata.name"))
     for key, value in (meta.get("labels") or {}).items():
         if not _LABEL_KEY.fullmatch(key) or not isinstance(value, str) or not _LABEL_VALUE.fullmatch(value):
-            problem = f"Invalid value: {value!r}: a valid label must be 63 characters or less of alphanumerics, '-', '_'"
+            problem = f"Invalid value: {value!r}: a valid label is at most 63 alphanumerics, '-', '_'"
             causes.append(Cause("FieldValueInvalid", f"{problem} or '.'", f"metadata.labels[{key}]"))
     causes.extend(
         Cause(
@@ -138,7 +138,7 @@ def _metadata_causes(meta: Json) -> Causes:
     return causes
 
 
-# --- pods -------------------------------------------------------------------------------------------------------
+# --- pods ---------------------------------------------------------------------------------------------------
 
 
 def _default_pod(body: Json, store: Store) -> None:
@@ -254,7 +254,7 @@ def _pod_update_causes(before: Json, body: Json) -> Causes:
     return []
 
 
-# --- nodes, events ----------------------------------------------------------------------------------------------
+# --- nodes, events ------------------------------------------------------------------------------------------
 
 
 def _default_node(body: Json, store: Store) -> None:  # noqa: ARG001 - every default has the same shape
@@ -328,7 +328,7 @@ def _event_causes(body: Json) -> Causes:
     return causes
 
 
-# --- workloads --------------------------------------------------------------------------------------------------
+# --- workloads ----------------------------------------------------------------------------------------------
 
 
 def _default_replicas(body: Json, store: Store) -> None:  # noqa: ARG001 - as above

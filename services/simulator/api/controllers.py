@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.simulator.api.disruption import DisruptionBudgets
-from services.simulator.api.loop import ControlLoop, Controller
+from services.simulator.api.loop import Controller, ControlLoop
 from services.simulator.api.runner import InstantRunner, PodDispatch
 from services.simulator.api.scheduler import Scheduler
 from services.simulator.api.upkeep import Autoscalers, GarbageCollection, LostPods

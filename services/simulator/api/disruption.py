@@ -84,7 +84,7 @@ class DisruptionBudgets:
         return again_s
 
     def _expected(self, budget: Json, pods: list[Json]) -> tuple[int | None, int]:
-        """Expected pods (None when a pod has no scalable owner but one is needed) and how many must stay healthy."""
+        """Expected pods (None when a pod lacks a scalable owner) and how many must stay healthy."""
         spec = budget["spec"]
         if "maxUnavailable" in spec:
             total = self._scale_of(pods)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.simulator.api.resources import DISRUPTION_BUDGETS, PODS
 from services.simulator.api.selectors import from_selector, matches_all
-from services.simulator.api.status import ApiError, Cause, bad_request, conflict, success
+from services.simulator.api.status import ApiError, Cause, bad_request, conflict, failed_precondition, success
 from services.simulator.api.store import rfc3339
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def evict(store: Store, namespace: str, name: str, body: Json, *, dry_run: bool)
     """Delete the pod if its disruption budget allows.
 
     Raises:
-        ApiError: 400 the names differ, 404, 409 another uid, 429 the budget refuses, 403 the budget's status is
+        ApiError: 400 the names differ, 404, 409 another uid, 429 the budget refuses, 403 the budget's status
+        is
             broken, 500 more than one budget matches.
     """
     if (body.get("metadata") or {}).get("name") != name:
@@ -38,8 +39,7 @@ def evict(store: Store, namespace: str, name: str, body: Json, *, dry_run: bool)
     pod = store.get(PODS, namespace, name)
     wanted = (options.get("preconditions") or {}).get("uid")
     if wanted and wanted != pod["metadata"]["uid"]:
-        why = f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {pod['metadata']['uid']}"
-        raise conflict("pods", "", name, why)
+        raise failed_precondition("pods", "", name, what="UID", wanted=wanted, actual=pod["metadata"]["uid"])
     if pod["status"].get("phase") not in _EXEMPT_PHASES and not pod["metadata"].get("deletionTimestamp"):
         _spend_budget(store, namespace, pod, dry_run=dry_run)
     store.delete(PODS, namespace, name, options, dry_run=dry_run)
@@ -64,7 +64,7 @@ def _spend_budget(store: Store, namespace: str, pod: Json, *, dry_run: bool) -> 
     if not is_ready(pod):
         healthy, desired = status.get("currentHealthy", 0), status.get("desiredHealthy", 0)
         always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
-        if always or (healthy >= desired and desired > 0):
+        if always or (healthy >= desired > 0):
             return
     _decrement(store, budget, pod["metadata"]["name"], dry_run=dry_run)
 
@@ -105,8 +105,9 @@ def bind(store: Store, namespace: str, name: str, body: Json, *, dry_run: bool =
     pod = copy.deepcopy(store.get(PODS, namespace, name))
     uid = (body.get("metadata") or {}).get("uid")
     if uid and uid != pod["metadata"]["uid"]:
-        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {pod['metadata']['uid']}"
-        raise conflict("pods/binding", "", name, why)
+        raise failed_precondition(
+            "pods/binding", "", name, what="UID", wanted=uid, actual=pod["metadata"]["uid"]
+        )
     if pod["metadata"].get("deletionTimestamp"):
         raise conflict("pods/binding", "", name, f"pod {name} is being deleted, cannot be assigned to a host")
     if pod["spec"].get("nodeName"):

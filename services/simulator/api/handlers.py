@@ -181,7 +181,7 @@ def _create(store: Store, call: Call) -> Reply:
     namespace = (body.get("metadata") or {}).get("namespace")
     if namespace and target.namespace and namespace != target.namespace:
         raise bad_request(
-            f"the namespace of the provided object does not match the namespace sent on the request ({namespace})",
+            f"the namespace of the provided object ({namespace}) does not match the namespace of the request",
             "metadata.namespace",
         )
     created = store.create(target.view.resource, target.namespace, body, dry_run=call.dry_run)
@@ -283,7 +283,7 @@ def _as_list(store: Store, call: Call, items: list[Json]) -> Json:
 
 
 def _list(store: Store, call: Call) -> Json:
-    """A page of a list. Later pages carry the first one's resourceVersion: a watch from there loses nothing."""
+    """A page of a list; later ones carry the first one's revision: a watch from there loses nothing."""
     version = _number(call.query, "resourceVersion")
     if version is not None and version > store.revision:
         store.check_watch(call.target.view.resource, version)
@@ -316,7 +316,7 @@ def _continued(store: Store, resource: Resource, token: str) -> tuple[int, tuple
     return int(listed_at), (namespace, name)
 
 
-# --- subresources -----------------------------------------------------------------------------------------------
+# --- subresources -------------------------------------------------------------------------------------------
 
 
 def _subresource(store: Store, call: Call) -> Reply:

@@ -1,8 +1,8 @@
 """The loop that every controller is: keys that may need work, each looked at once, in order.
 
-A controller says which keys a change concerns and what to do for one key. It decides from the store as it stands,
-never from the change, so that many changes of one key are one look and a lost one does no harm. Reconciling is
-synchronous: no task sees it half done.
+A controller says which keys a change concerns and what to do for one key. It decides from the store as it
+stands, never from the change, so that many changes of one key are one look and a lost one does no harm.
+Reconciling is synchronous: no task sees it half done.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Controller(Protocol):
         ...
 
     def reconcile(self, key: Key) -> float | None:
-        """Bring what the key stands for nearer to what is asked; seconds after which to look again, or None."""
+        """Bring the key's object nearer to what is asked; seconds after which to look again, or None."""
         ...
 
 

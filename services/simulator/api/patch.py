@@ -1,4 +1,4 @@
-"""JSON patch (RFC 6902), JSON merge patch (RFC 7396) and strategic merge patch for the lists that have a merge key.
+"""JSON patch (RFC 6902), merge patch (RFC 7396) and strategic merge patch for lists with a merge key.
 
 All work on a deep copy that the caller passes, and give the patched object.
 """

@@ -1,7 +1,8 @@
 """Where a pod may go, and where it goes best: the plain part of kube-scheduler, pure.
 
-Filters: unschedulable, Ready, nodeSelector, required node affinity, NoSchedule and NoExecute taints, resources.
-Score: the node with the largest share left over of what the pod asks for, then the one with the fewest pods.
+Filters: unschedulable, Ready, nodeSelector, required node affinity, NoSchedule and NoExecute taints,
+resources. Score: the node with the largest share left over of what the pod asks for, then the one with the
+fewest pods.
 """
 
 from __future__ import annotations

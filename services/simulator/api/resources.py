@@ -1,7 +1,7 @@
 """Which resources this API server has, and how each behaves.
 
-Two API versions may show one stored kind (core and events.k8s.io Events, autoscaling v1 and v2); `serving` maps a
-request's group, version and plural to the stored resource and the view it is shown in.
+Two API versions may show one stored kind (core and events.k8s.io Events, autoscaling v1 and v2); `serving`
+maps a request's group, version and plural to the stored resource and the view it is shown in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What runs pods: the seam between the API server and simulated kubelets.
 
-`PodDispatch` hands every change of a bound pod to the runner of its node. A node without a runner of its own gets
-`InstantRunner`: its pods run and are ready at once, and end after their grace period, compressed.
+`PodDispatch` hands every change of a bound pod to the runner of its node. A node without a runner of its own
+gets `InstantRunner`: its pods run and are ready at once, and end after their grace period, compressed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _INSTANT_GRACE_S: Final = 2.0
 class PodRunner(Protocol):
     """A node's kubelet, as the API server sees it.
 
-    Called inside the write, so it must neither block nor write there and then (other listeners would hear of the
-    second change first). It answers, at the next turn of the loop or later, through the store: status by
+    Called inside the write, so it must neither block nor write there and then (other listeners would hear of
+    the second change first). It answers, at the next turn of the loop or later, through the store: status by
     ``store.modify(PODS, ns, name, change, subresource="status")``, the end of a terminating pod by
     ``store.finish(ns, name, uid)``.
     """
@@ -78,7 +78,7 @@ class _Nobody:
 
 
 class InstantRunner:
-    """Runs pods without a kubelet: ready at the next turn of the loop, gone after a compressed grace period."""
+    """Runs pods without a kubelet: ready at the loop's next turn, gone after a compressed grace period."""
 
     def __init__(self, store: Store, *, grace_s: float = _INSTANT_GRACE_S) -> None:
         self._store = store

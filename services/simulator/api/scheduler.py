@@ -1,7 +1,7 @@
 """kube-scheduler, plainly: pods without a node get the best one; those that fit nowhere wait for a change.
 
-The use of every node is counted along with the changes, so that one decision costs one look at each node. A pod that
-waits is tried again when a node appears or changes, or when a pod leaves.
+The use of every node is counted along with the changes, so that one decision costs one look at each node. A
+pod that waits is tried again when a node appears or changes, or when a pod leaves.
 """
 
 from __future__ import annotations

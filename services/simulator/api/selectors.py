@@ -1,7 +1,7 @@
 """Label and field selectors.
 
-Label grammar: apimachinery ``labels.Parse``: ``a=b``, ``a==b``, ``a!=b``, ``a in (x,y)``, ``a notin (x)``, ``a``,
-``!a``. Field selectors know ``=``, ``==`` and ``!=`` and the fields that the real server indexes.
+Label grammar: apimachinery ``labels.Parse``: ``a=b``, ``a==b``, ``a!=b``, ``a in (x,y)``, ``a notin (x)``,
+``a``, ``!a``. Field selectors know ``=``, ``==`` and ``!=`` and the fields that the real server indexes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     server = ApiServer(clock=SystemClock())
     url = await server.start("127.0.0.1", 0)
 
-Below ``/simulator/v1`` it is not Kubernetes any more: the access log and the faults; `router` takes more of that kind
-from whoever builds the simulator.
+Below ``/simulator/v1`` it is not Kubernetes any more: the access log and the faults; `router` takes more of
+that kind from whoever builds the simulator.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ApiServer:
             await self._runner.cleanup()
             self._runner = None
 
-    # --- Kubernetes ---------------------------------------------------------------------------------------------
+    # --- Kubernetes -----------------------------------------------------------------------------------------
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         arrived_s, arrived_at = self.clock.monotonic(), self.clock.now().isoformat()
@@ -125,9 +125,12 @@ class ApiServer:
             if target is None:
                 found = discovery(request.path)
                 if found is None or request.method != "GET":
-                    raise ApiError(404, "NotFound", "the server could not find the requested resource")
+                    log(404)
+                    return _refusal(
+                        ApiError(404, "NotFound", "the server could not find the requested resource")
+                    )
                 log(200)
-                return _reply(200, found)
+                return web.Response(text=found) if isinstance(found, str) else _reply(200, found)
             call = _call(verb, target, request, raw)
             if verb == "watch":
                 return await self._watch(request, call, log)
@@ -187,7 +190,7 @@ class ApiServer:
             return  # the client went away
         await response.write_eof()
 
-    # --- the simulator's own ------------------------------------------------------------------------------------
+    # --- the simulator's own --------------------------------------------------------------------------------
 
     async def _serve_access_log(self, request: web.Request) -> web.Response:
         since = request.query.get("since", "0")

@@ -100,6 +100,14 @@ def conflict(plural: str, group: str, name: str, why: str) -> ApiError:
     return ApiError(409, "Conflict", message, details=_details(plural, group, name))
 
 
+def failed_precondition(
+    plural: str, group: str, name: str, *, what: str, wanted: str, actual: str
+) -> ApiError:
+    """409: the object is not the one that was meant (``what`` is UID or ResourceVersion)."""
+    why = f"Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {actual}"
+    return conflict(plural, group, name, why)
+
+
 def modified(plural: str, group: str, name: str) -> ApiError:
     """409: the resourceVersion is not the stored one."""
     why = "the object has been modified; please apply your changes to the latest version and try again"

@@ -1,11 +1,11 @@
 """The objects and their history: what etcd and the watch cache are to a kube-apiserver.
 
-One revision counter for everything. Every write replaces the stored object by a new one and appends a `Change` to the
-resource's ring, from which watches read; a watch that asks for more than the ring still has is told so (410). What
-the store gives out is shared and must not be changed; writers copy.
+One revision counter for everything. Every write replaces the stored object by a new one and appends a
+`Change` to the resource's ring, from which watches read; a watch that asks for more than the ring still has
+is told so (410). What the store gives out is shared and must not be changed; writers copy.
 
-Everything here is synchronous: a write is atomic for every task of the process, and listeners (the controllers) hear
-of it before it returns.
+Everything here is synchronous: a write is atomic for every task of the process, and listeners (the
+controllers) hear of it before it returns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from dataclasses import dataclass, field
+from datetime import timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -23,8 +24,8 @@ from services.simulator.api.status import (
     ApiError,
     already_exists,
     bad_request,
-    conflict,
     expired,
+    failed_precondition,
     invalid,
     modified,
     not_found,
@@ -121,7 +122,7 @@ class Store:
         self._listeners: list[Callable[[Change], None]] = []
         self.revision = 1
 
-    # --- reading ------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
         """One object.
@@ -153,7 +154,7 @@ class Store:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    # --- writing ------------------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------------------
 
     def create(self, resource: Resource, namespace: str, body: Json, *, dry_run: bool = False) -> Json:
         """Add an object; name, uid, times and defaults are filled in.
@@ -209,7 +210,7 @@ class Store:
         dry_run: bool = False,
         checked: bool = True,
     ) -> Json:
-        """Write a whole object over the stored one; the status and the rest are kept apart by ``subresource``.
+        """Write a whole object over the stored one; ``subresource`` keeps the status and the rest apart.
 
         Raises:
             ApiError: 404, 409 a stale resourceVersion or another uid, 422 not valid.
@@ -263,7 +264,8 @@ class Store:
     ) -> tuple[Json, bool]:
         """Delete an object, or ask it to go; gives the object and whether it is gone.
 
-        A bound pod that has not ended gets its grace period; objects with finalizers stay until they have none.
+        A bound pod that has not ended gets its grace period; objects with finalizers stay until they have
+        none.
 
         Raises:
             ApiError: 404, 409 a precondition does not hold.
@@ -310,7 +312,7 @@ class Store:
             ring.forget(len(ring.changes))
             ring.floor = self.revision
 
-    # --- watching -----------------------------------------------------------------------------------------------
+    # --- watching -------------------------------------------------------------------------------------------
 
     def check_watch(self, resource: Resource, revision: int) -> None:
         """Whether a watch from this revision can be served.
@@ -329,7 +331,7 @@ class Store:
                 retry_after_s=1,
             )
 
-    # --- inside -------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
     def _write(self, kind: str, resource: Resource, key: Key, body: Json, before: Json | None) -> None:
         self.revision += 1
@@ -370,8 +372,9 @@ class Store:
         elif str(version) != stored["resourceVersion"]:
             raise modified(resource.plural, resource.group, name)
         if meta.get("uid") and meta["uid"] != stored["uid"]:
-            why = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {stored['uid']}"
-            raise conflict(resource.plural, resource.group, name, why)
+            raise failed_precondition(
+                resource.plural, resource.group, name, what="UID", wanted=meta["uid"], actual=stored["uid"]
+            )
         if meta.get("name", name) != name:
             raise bad_request(
                 f"the name of the object ({meta['name']}) does not match the name on the URL ({name})"
@@ -385,8 +388,10 @@ class Store:
         ):
             expected = wanted.get(field_name)
             if expected is not None and expected != actual:
-                why = f"Precondition failed: {label} in precondition: {expected}, {label} in object meta: {actual}"
-                raise conflict(resource.plural, resource.group, meta["name"], why)
+                name = meta["name"]
+                raise failed_precondition(
+                    resource.plural, resource.group, name, what=label, wanted=expected, actual=actual
+                )
 
 
 def key_of(body: Json) -> Key:
@@ -397,8 +402,6 @@ def key_of(body: Json) -> Key:
 
 def rfc3339(moment: datetime, *, later_s: int = 0) -> str:
     """A metav1.Time: whole seconds, UTC, Z."""
-    from datetime import timedelta  # noqa: PLC0415 - one call
-
     return (moment + timedelta(seconds=later_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -31,7 +31,7 @@ class Selection:
         return self.test(body)
 
     def seen(self, change: Change) -> str | None:
-        """What this selection sees of a change: an object that starts to match is ADDED, one that stops DELETED."""
+        """What this selection sees of a change: what starts to match is ADDED, what stops is DELETED."""
         was, now = self.shows(change.before), change.kind != "DELETED" and self.shows(change.body)
         if now:
             return "MODIFIED" if was else "ADDED"

@@ -1,7 +1,7 @@
 """Deployments make ReplicaSets, ReplicaSets and Jobs make pods, and again when one is gone.
 
-Source for the order in which surplus pods go: kubernetes ``pkg/controller/controller_utils.go`` (ActivePods); for
-rolling updates ``pkg/controller/deployment/rolling.go``.
+Source for the order in which surplus pods go: kubernetes ``pkg/controller/controller_utils.go`` (ActivePods);
+for rolling updates ``pkg/controller/deployment/rolling.go``.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Deployments:
 
 
 class Jobs:
-    """Runs a Job's pods until enough have succeeded; evicted ones are made again at once, failed ones after a wait."""
+    """Runs a Job's pods until enough succeeded; evicted ones are made again at once, failed ones later."""
 
     name = "job"
 
@@ -384,7 +384,7 @@ def _own_or_owner(change: Change, resource: Resource) -> Iterable[Key]:
 
 
 def _goes_first(pod: Json) -> tuple[bool, bool, bool, int, float]:
-    """Unbound before bound, Pending before Running, not ready before ready, cheap before dear, young before old."""
+    """Unbound, Pending, unready, cheap and young pods go before others, in this order of weight."""
     meta, status = pod["metadata"], pod["status"]
     try:
         cost = int((meta.get("annotations") or {}).get(_DELETION_COST, 0))
