@@ -1,7 +1,7 @@
 """Start the manager."""
 
 from services.manager.service import run
-from services.manager.settings import ManagerPolicy
+from services.manager.settings import ManagerSettings
 from shared.host import main
 
-main("manager", ManagerPolicy, run)
+main("manager", ManagerSettings, run)

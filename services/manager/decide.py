@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.manager.settings import ManagerPolicy
 from shared.deciders.protocol import Effect
 from shared.devices.model import RawDevice, UnifiedDevice
 from shared.errors import BadInput
@@ -21,6 +20,17 @@ from shared.events.world import FoundDevice
 from shared.vendors.adapter import translate
 
 ABSENT, REGISTERED, REJECTED, LOST = "absent", "registered", "rejected", "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When a device is given up.
+
+    Attributes:
+        silent_after_s: an agent that says nothing for this long has lost its devices.
+    """
+
+    silent_after_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +86,13 @@ class Registrar:
         return case
 
     def decide(
-        self, case: DeviceCase, cause: AnyEvent, context: Seen | None, now: datetime, policy: ManagerPolicy
+        self, case: DeviceCase, cause: AnyEvent, context: Seen | None, now: datetime, policy: Policy
     ) -> Payload | None:
         """What an inventory fact leads to."""
         del cause, now
         return None if context is None else _judge(case, context, policy)
 
-    def next(
-        self, case: DeviceCase, context: Seen | None, now: datetime, policy: ManagerPolicy
-    ) -> Payload | None:
+    def next(self, case: DeviceCase, context: Seen | None, now: datetime, policy: Policy) -> Payload | None:
         """What a stated list or a silent node leads to."""
         del now
         return None if context is None else _judge(case, context, policy)
@@ -94,7 +102,7 @@ class Registrar:
         del case
         return ()
 
-    def due(self, case: DeviceCase, policy: ManagerPolicy) -> datetime | None:
+    def due(self, case: DeviceCase, policy: Policy) -> datetime | None:
         """None: silence is watched per node, not per device."""
         del case, policy
         return None
@@ -110,7 +118,7 @@ class Registrar:
         return DeviceSnapshotted(generation=case.generation, state={"state": LOST})
 
 
-def _judge(case: DeviceCase, seen: Seen, policy: ManagerPolicy) -> Payload | None:
+def _judge(case: DeviceCase, seen: Seen, policy: Policy) -> Payload | None:
     if case.state in (REGISTERED, REJECTED):
         if seen.listed and seen.found is None:
             return Lost(generation=case.generation, reason="removed", last_seen=seen.last_seen)

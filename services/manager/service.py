@@ -10,9 +10,9 @@ import asyncio
 from datetime import datetime
 
 from services.manager.act import Projection
-from services.manager.decide import LOST, DeviceCase, Registrar, Seen
+from services.manager.decide import LOST, DeviceCase, Policy, Registrar, Seen
 from services.manager.fleet import PROJECTED, Fleet
-from services.manager.settings import ManagerPolicy
+from services.manager.settings import ManagerSettings
 from shared.bus.port import Lease
 from shared.clock import Clock
 from shared.deciders.protocol import Effect
@@ -75,18 +75,18 @@ class Manager:
 
     hears: tuple[type[Payload], ...] = (*_INVENTORY, InventoryStated, Heartbeat, *PROJECTED)
 
-    def __init__(self, host: Host, policy: ManagerPolicy) -> None:
-        """Args: host: the process. policy: when to give a device up."""
+    def __init__(self, host: Host, settings: ManagerSettings) -> None:
+        """Args: host: the process. settings: when to give a device up, how to project."""
         self._host = host
-        self._policy = policy
+        self._settings = settings
         self._inventory = Inventory(host.clock)
         self._fleet = Fleet()
         self._projection: Projection | None = None
-        self._runner: Runner[DeviceCase, Seen, ManagerPolicy] | None = None
+        self._runner: Runner[DeviceCase, Seen, Policy] | None = None
 
     async def run(self, lease: Lease) -> None:
         """Register and project until the lease ends."""
-        host, policy = self._host, self._policy
+        host, settings = self._host, self._settings
         async with connect(
             host.shared.kube_url, component="mediafleet-manager", instance=host.shared.instance
         ) as kube:
@@ -94,13 +94,13 @@ class Manager:
                 host.bus,
                 Registrar(),
                 self,
-                policy=lambda: policy,
+                policy=lambda: settings.policy,
                 clock=host.clock,
                 source=host.source,
                 service="manager",
             )
             self._projection = Projection(
-                self._fleet, host.bus, kube, host.shared.resource_domain, at_once=policy.project_at_once
+                self._fleet, host.bus, kube, host.shared.resource_domain, at_once=settings.project_at_once
             )
             beside = [
                 asyncio.create_task(
@@ -167,28 +167,28 @@ class Manager:
         """Nothing: own facts are heard like everybody's."""
         del fact, case
 
-    async def _sweep(self, runner: Runner[DeviceCase, Seen, ManagerPolicy]) -> None:
+    async def _sweep(self, runner: Runner[DeviceCase, Seen, Policy]) -> None:
         """Ask again about devices of nodes that have gone silent; now and then project everything anew."""
-        policy, projected_s = self._policy, self._host.clock.monotonic()
+        settings, projected_s = self._settings, self._host.clock.monotonic()
         while True:
-            await asyncio.sleep(policy.sweep_every_s)
+            await asyncio.sleep(settings.sweep_every_s)
             for of, case in list(runner.open_cases()):
                 seen = self._inventory.seen(case.node, case.key, runner.listening_since_s)
-                if seen.silent_s >= policy.silent_after_s:
+                if seen.silent_s >= settings.silent_after_s:
                     runner.nudge(of)
             if (
                 self._projection is not None
-                and self._host.clock.monotonic() - projected_s >= policy.resync_every_s
+                and self._host.clock.monotonic() - projected_s >= settings.resync_every_s
             ):
                 projected_s = self._host.clock.monotonic()
                 self._projection.resync()
 
 
-async def _until_caught_up(runner: Runner[DeviceCase, Seen, ManagerPolicy]) -> None:
+async def _until_caught_up(runner: Runner[DeviceCase, Seen, Policy]) -> None:
     while not runner.caught_up:  # noqa: ASYNC110 - the consumption that will tell is not made yet
         await asyncio.sleep(0.05)
 
 
-async def run(host: Host, policy: ManagerPolicy) -> None:
+async def run(host: Host, settings: ManagerSettings) -> None:
     """Be the manager whenever the lease is ours."""
-    await host.while_active(lambda lease: Manager(host, policy).run(lease))
+    await host.while_active(lambda lease: Manager(host, settings).run(lease))

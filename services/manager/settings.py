@@ -1,14 +1,15 @@
-"""The manager's settings and policy."""
+"""The manager's settings."""
 
 from __future__ import annotations
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from services.manager.decide import Policy
 from shared.host.settings import ServiceSettings
 
 
-class ManagerPolicy(ServiceSettings):
+class ManagerSettings(ServiceSettings):
     """When the manager gives a device up, and how it projects the fleet."""
 
     model_config = SettingsConfigDict(env_prefix="MEDIAFLEET_MANAGER__")
@@ -27,3 +28,8 @@ class ManagerPolicy(ServiceSettings):
     project_at_once: int = Field(
         default=16, ge=1, description="Devices whose custom resources are written at the same time."
     )
+
+    @property
+    def policy(self) -> Policy:
+        """What the decider is told."""
+        return Policy(silent_after_s=self.silent_after_s)
