@@ -15,35 +15,38 @@ from services.simulator.api.status import ApiError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from services.simulator.api.runner import PodDispatch
     from services.simulator.api.store import Change, Store
     from services.simulator.pods import PodJson
 
 _NOT_FOUND = 404
 
 
+class _Inbox:
+    """The pods' changes of one node, until its kubelet looks at them."""
+
+    def __init__(self) -> None:
+        self.changes: asyncio.Queue[tuple[str, PodJson]] = asyncio.Queue()
+
+    def observe(self, change: Change) -> None:
+        """Keep a change; called inside the write."""
+        self.changes.put_nowait((change.kind, change.body))
+
+
 class StoreCluster:
-    """A `ClusterPort` over the store; one for all kubelets, so that a change is looked at once."""
+    """A `ClusterPort` over the store; one for all kubelets of the process."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, dispatch: PodDispatch) -> None:
         self._store = store
-        self._queues: dict[str, asyncio.Queue[tuple[str, PodJson]]] = {}
-        self._stop = store.listen(self._heard)
-
-    def close(self) -> None:
-        """Listen no longer."""
-        self._stop()
-
-    def _heard(self, change: Change) -> None:
-        if change.resource is PODS:
-            queue = self._queues.get(change.body.get("spec", {}).get("nodeName", ""))
-            if queue is not None:
-                # A pod that has just been bound was there before, but is new to its node.
-                bound = change.before is not None and not change.before["spec"].get("nodeName")
-                queue.put_nowait(("ADDED" if bound else change.kind, change.body))
+        self._dispatch = dispatch
+        self._inboxes: dict[str, _Inbox] = {}
 
     async def register_node(self, node: dict[str, Any]) -> None:
-        """Create the Node object, or keep the one that is there."""
-        if self._store.find(NODES, "", node["metadata"]["name"]) is None:
+        """Create the Node object, or keep the one that is there; from now on its pods are its kubelet's."""
+        name = node["metadata"]["name"]
+        inbox = self._inboxes[name] = _Inbox()
+        self._dispatch.register(name, inbox)
+        if self._store.find(NODES, "", name) is None:
             self._store.create(NODES, "", node)
 
     async def node(self, name: str) -> dict[str, Any] | None:
@@ -56,15 +59,15 @@ class StoreCluster:
 
     async def pods_on(self, node: str) -> AsyncIterator[tuple[str, PodJson]]:
         """Pods bound to the node: those there are as ADDED, then every change, for ever."""
-        queue = self._queues[node] = asyncio.Queue()
+        inbox = self._inboxes[node]
         try:
             for pod in tuple(self._store.each(PODS)):
                 if pod["spec"].get("nodeName") == node:
                     yield "ADDED", pod
             while True:
-                yield await queue.get()
+                yield await inbox.changes.get()
         finally:
-            del self._queues[node]
+            self._dispatch.unregister(node)
 
     async def write_pod_status(self, pod: PodJson, status: dict[str, Any]) -> None:
         """Merge into the pod's status, if that very pod is still there."""

@@ -157,10 +157,15 @@ class HostTree:
         with (self.root / "dev/kmsg").open("a", encoding="utf-8") as log:
             log.write(record)
 
-    def fault_line(self, name: str, code: int | str | None = None, text: str | None = None) -> None:
-        """A driver's complaint about a device: an Xid, an amdgpu RAS line, or an Ascend event code."""
-        device = self.device(name)
-        self.kernel_line(text or _complaint(device, code))
+    def fault_line(self, name: str, code: int | str | None = None, text: str | None = None) -> str:
+        """A driver's complaint about a device: an Xid, an amdgpu RAS line, or an Ascend event; returns it.
+
+        Raises:
+            BadInput: an Xid that is no number.
+        """
+        line = text or _complaint(self.device(name), code)
+        self.kernel_line(line)
+        return line
 
     def condition(self, name: str, condition: Condition) -> None:
         """What work on the device feels, and what the tool's own verdict says where it has one."""
@@ -430,6 +435,8 @@ _XID_WORDS = {
 def _complaint(device: Device, code: int | str | None) -> str:
     address = device.bus_address
     if device.model.vendor == "nvidia":
+        if code is not None and not str(code).isdigit():
+            raise BadInput("code", f"{code!r} is no Xid", "write a number such as 79")
         number = 79 if code is None else int(code)
         words = _XID_WORDS.get(number, "pid=4711, name=ffmpeg, Ch 00000008")
         return f"NVRM: Xid (PCI:{address.rsplit('.', 1)[0]}): {number}, {words}"
