@@ -77,7 +77,7 @@ class Journal:
         self.lost = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._acknowledged = _read_acknowledged(folder)
+            self._acknowledged = acknowledged(folder)
             for segment in _segments(folder)[-1:]:
                 _cut_torn_tail(segment)
         except OSError as error:
@@ -266,7 +266,8 @@ def _segments(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{_SUFFIX}"))
 
 
-def _read_acknowledged(folder: Path) -> int:
+def acknowledged(folder: Path) -> int:
+    """Number of the last event of a journal that the bus is known to have; 0 when that is not known."""
     try:
         return int((folder / _ACKNOWLEDGED).read_text())
     except (FileNotFoundError, ValueError):

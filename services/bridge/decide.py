@@ -14,6 +14,7 @@ from services.bridge.share import Catalogue, Share, from_id
 from services.bridge.standing import Standing
 from shared.errors import BadInput
 from shared.events.parts import FATAL, UNHEALTHY, Evidence
+from shared.events.world import HealthReported
 
 Standings = Mapping[str, Standing]
 """Device key to standing; a device without one is in use as usual."""
@@ -213,6 +214,25 @@ def withdraw(
         return ()
     usable = [each for each in devices if standings.get(each, _USUAL).usable]
     return fatal if usable != [key] else ()
+
+
+def struck_out(reports: Iterable[tuple[str, HealthReported]]) -> dict[str, HealthReported]:
+    """Devices that are unhealthy by their last report and had fatal evidence since they were last healthy.
+
+    Args:
+        reports: device key and report, in the order in which the node made them.
+
+    Returns:
+        By device key the last report, with all the evidence since then.
+    """
+    found: dict[str, HealthReported] = {}
+    for key, report in reports:
+        if report.verdict != UNHEALTHY:
+            found.pop(key, None)
+            continue
+        earlier = found[key].evidence if key in found else ()
+        found[key] = report.model_copy(update={"evidence": (*earlier, *report.evidence)})
+    return {key: each for key, each in found.items() if any(e.class_ == FATAL for e in each.evidence)}
 
 
 def _devices(shares: Iterable[Share]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from services.bridge.identity import Owner, Owners
+from services.bridge.identity import Owner, Owners, Sighting
 from services.bridge.ledger import Allocation, Ledger, State
 from services.bridge.share import Catalogue, Share, from_id
 from services.bridge.standing import Standing
@@ -158,28 +158,30 @@ def _adoptions(
     ], unnamed
 
 
-def stale(
-    holders: Iterable[Allocation], owners: Owners | None, now: datetime, settle: timedelta
-) -> list[str]:
+def stale(holders: Iterable[Allocation], sighting: Sighting, now: datetime, settle: timedelta) -> list[str]:
     """Which allocations the kubelet has given up, asked at the moment when it gives their ids again.
 
     It frees the ids of finished pods just before it allocates, without a word to the plugin. So an allocation
-    that it does not list is over, unless it is so young that the kubelet may not have entered it yet.
+    that pod resources does not list is over, unless it is so young that the kubelet may not have entered it.
+    A young one that stands in the checkpoint has been entered: it is an init container's, which pod resources
+    does not list and whose ids the kubelet gives to the pod's next container.
 
     Args:
         holders: the allocations in the way.
-        owners: who holds what, None when the kubelet could not be asked: then nobody has given up anything.
+        sighting: what the kubelet says; when pod resources cannot be read nobody has given up anything.
         now: the time.
         settle: how long the kubelet may take from our answer to its own books.
     """
-    if owners is None:
+    if sighting.listed is None:
         return []
+    listed = {(each.resource, each.id) for each in sighting.listed}
+    entered = {(each.resource, each.id) for each in sighting.checkpointed or ()}
     return [
         each.allocation_id
         for each in holders
         if each.state is not State.RESERVED
-        and now - each.since >= settle
-        and not any((each.resource, id_) in owners for id_ in each.ids)
+        and not any((each.resource, id_) in listed for id_ in each.ids)
+        and (now - each.since >= settle or all((each.resource, id_) in entered for id_ in each.ids))
     ]
 
 

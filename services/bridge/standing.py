@@ -62,6 +62,9 @@ def after(standing: Standing, fact: Payload) -> Standing:
     match fact:
         case world.Removed():
             return standing.model_copy(update={"removed": fact.reason})
+        case device.Lost() if fact.reason == "removed":
+            # A silent agent makes its devices unknown, and what is unknown stays as it is.
+            return standing.model_copy(update={"removed": fact.reason})
         case device.Registered():
             return standing.model_copy(update={"removed": ""})
         case world.Withdrawn():

@@ -1,0 +1,83 @@
+"""What the bridge remembers of its node between two starts, with the bus or without it.
+
+A kubelet refuses a restarted pod whose device is not offered yet, and a quarantine that was forgotten would
+be a healing by accident; so devices, standings and fences are on the node's own disk.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from services.bridge.standing import Standing
+from shared.devices.model import UnifiedDevice
+from shared.events.parts import Window
+from shared.events.world import Withdrawn
+
+_NUMBERS_PER_START = 1_000_000
+"""Numbers that one process may use without writing them down."""
+
+
+class Heard(BaseModel):
+    """How far a domain's stream is known. A stream made anew counts from 1 again, but is younger."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    created: AwareDatetime = Field(description="when the stream was made")
+    sequence: int = Field(ge=0)
+
+    def covers(self, other: Self) -> bool:
+        """The other one was heard before."""
+        return (other.created, other.sequence) <= (self.created, self.sequence)
+
+
+class NodeRecord(BaseModel):
+    """The node's books besides the ledger. Immutable: each step returns the next one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    counter: int = Field(default=0, ge=0, description="numbers of facts up to here may have been used")
+    devices: dict[str, UnifiedDevice] = Field(default_factory=dict)
+    standings: dict[str, Standing] = Field(default_factory=dict)
+    windows: dict[str, Window] = Field(default_factory=dict, description="last health window by device")
+    fenced: dict[str, int] = Field(default_factory=dict, description="last epoch answered by device")
+    withdrawals: dict[str, Withdrawn] = Field(default_factory=dict, description="not answered by an epoch")
+    heard: dict[str, Heard] = Field(default_factory=dict, description="by domain")
+
+    def next_start(self) -> Self:
+        """The record of a process that starts: its numbers begin above all that were ever used."""
+        return self.model_copy(update={"counter": self.counter + _NUMBERS_PER_START})
+
+    def hearing(self, domain: str, at: Heard) -> Self:
+        """A domain is known up to there."""
+        return self.model_copy(update={"heard": {**self.heard, domain: at}})
+
+    def with_device(self, key: str, device: UnifiedDevice | None) -> Self:
+        """A device is registered, or (None) no longer."""
+        rest = {each: known for each, known in self.devices.items() if each != key}
+        return self.model_copy(update={"devices": rest if device is None else {**rest, key: device}})
+
+    def with_standing(self, key: str, standing: Standing) -> Self:
+        """A device's standing changed; a withdrawal that an epoch answered is forgotten."""
+        withdrawals = self.withdrawals
+        if not standing.withdrawn:
+            withdrawals = {each: fact for each, fact in withdrawals.items() if each != key}
+        standings = {**self.standings, key: standing}
+        return self.model_copy(update={"standings": standings, "withdrawals": withdrawals})
+
+    def with_withdrawal(self, key: str, fact: Withdrawn) -> Self:
+        """The bridge took a device from the kubelet by itself."""
+        standing = self.standings.get(key, Standing()).model_copy(update={"withdrawn": True})
+        withdrawals = {**self.withdrawals, key: fact}
+        standings = {**self.standings, key: standing}
+        return self.model_copy(update={"standings": standings, "withdrawals": withdrawals})
+
+    def with_window(self, key: str, window: Window) -> Self:
+        """The last health window of a device."""
+        return self.model_copy(update={"windows": {**self.windows, key: window}})
+
+    def with_fence(self, key: str, epoch: int) -> Self:
+        """A quarantine was answered."""
+        return self.model_copy(update={"fenced": {**self.fenced, key: epoch}})
