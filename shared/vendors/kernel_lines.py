@@ -36,6 +36,7 @@ class KernelEvidence:
         code: the vendor's code (an XID's number), or the project's name for what the line says in words.
         detail: severity or advice that the line gives besides.
         fault: the catalogue's entry.
+        engine_index: which engine of the fault's kind, by the line or else by the catalogue; None: not said.
         raw: the line's text, cut to what evidence may carry.
         sequence: number of the record since boot; None for plain text.
         since_boot_s: when, by the kernel's clock; None where the line does not say.
@@ -46,6 +47,7 @@ class KernelEvidence:
     code: str
     detail: str | None
     fault: Fault
+    engine_index: int | None
     raw: str
     sequence: int | None
     since_boot_s: float | None
@@ -74,12 +76,15 @@ def parse(line: str | bytes) -> KernelEvidence | None:
         except BadInput:
             return None
         vendor, code, detail = said
+        fault = lookup(vendor, code, detail)
+        unit = match.groupdict().get("unit")
         return KernelEvidence(
             vendor=vendor,
             bus_address=address,
             code=code,
             detail=detail,
-            fault=lookup(vendor, code, detail),
+            fault=fault,
+            engine_index=int(unit) if unit and fault.engine_kind else fault.engine_index,
             raw=text[:LONGEST_RAW],
             sequence=sequence,
             since_boot_s=since_boot_s,
@@ -153,7 +158,7 @@ def _intel(match: re.Match[str]) -> _Said | None:
         return "intel", "wedged", None
     if "GPU HANG" in rest:
         return "intel", "gpu-hang", None
-    reset = re.search(r"Engine reset: engine_class=(\w+)|Resetting ([a-z]{3,4})\d+ for", rest)
+    reset = re.search(r"Engine reset: engine_class=(\w+)|Resetting ([a-z]{3,4})\d* for", rest)
     if reset is None:
         return None
     video = (reset[1] or reset[2]).startswith(("vcs", "vecs"))
@@ -167,7 +172,12 @@ def _aer(match: re.Match[str]) -> _Said:
 
 
 _FORMS = (
-    (re.compile(rf"NVRM: Xid \(PCI:{_BUS}\): (?P<code>\d{{1,5}})\b(?P<rest>.*)", re.DOTALL), _xid),
+    (
+        re.compile(
+            rf"NVRM: Xid \(PCI:{_BUS}(?: GPU-I:[0-9]+)?\): (?P<code>\d{{1,5}})\b(?P<rest>.*)", re.DOTALL
+        ),
+        _xid,
+    ),
     (re.compile(rf"SXid \(PCI:{_BUS}\): (?P<code>\d{{1,6}})\b(?P<rest>.*)", re.DOTALL), _sxid),
     (re.compile(rf"NVRM: (?:The NVIDIA )?GPU {_BUS}:? (?:GPU has )?fallen off the bus"), _nvidia_lost),
     (
@@ -177,7 +187,10 @@ _FORMS = (
         ),
         _amd_ras,
     ),
-    (re.compile(rf"amdgpu {_BUS}: .*?\bring (?P<ring>\w[\w.]*) timeout"), _amd_ring),
+    (
+        re.compile(rf"amdgpu {_BUS}: .*?\bring (?P<ring>[a-z]\w*?)_?(?P<unit>\d{{1,2}})?[\d.]* timeout"),
+        _amd_ring,
+    ),
     (re.compile(rf"amdgpu {_BUS}: (?:amdgpu: )?(?P<rest>.*)", re.DOTALL), _amd_words),
     (re.compile(rf"{_BUS}: .*\[ascend\].*\bevent code 0x(?P<code>[0-9A-Fa-f]{{8,9}})\b"), _ascend),
     (re.compile(rf"\b(?:i915|xe) {_BUS}: (?P<rest>.*)", re.DOTALL), _intel),
