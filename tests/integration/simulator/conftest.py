@@ -160,19 +160,29 @@ async def kubelet(root: Path, clock: ManualClock) -> AsyncIterator[Kubelet]:
 
 
 @pytest.fixture
-async def start_plugin(kubelet: Kubelet) -> AsyncIterator[Callable[..., Any]]:
+async def plugin_on() -> AsyncIterator[Callable[..., Any]]:
     async with AsyncExitStack() as stack:
 
-        async def start(devices: dict[str, int | None] | None = None, **options: Any) -> Plugin:
-            plugin = Plugin(kubelet, {"a": 0, "b": 1} if devices is None else devices, **options)
+        async def start(
+            kubelet: Kubelet, devices: dict[str, int | None], *, resource: str = RESOURCE, **options: Any
+        ) -> Plugin:
+            plugin = Plugin(kubelet, devices, **options)
             await plugin.start()
             stack.push_async_callback(plugin.stop)
-            await plugin.register()
-            await kubelet.until(lambda: RESOURCE in kubelet.sets.resources)
-            await kubelet.until(lambda: len(kubelet.sets.resources[RESOURCE].healthy) == len(plugin.devices))
+            await plugin.register(resource)
+            await kubelet.until(lambda: resource in kubelet.sets.resources)
+            await kubelet.until(lambda: len(kubelet.sets.resources[resource].healthy) == len(devices))
             return plugin
 
         yield start
+
+
+@pytest.fixture
+def start_plugin(kubelet: Kubelet, plugin_on: Callable[..., Any]) -> Callable[..., Any]:
+    async def start(devices: dict[str, int | None] | None = None, **options: Any) -> Any:
+        return await plugin_on(kubelet, {"a": 0, "b": 1} if devices is None else devices, **options)
+
+    return start
 
 
 @pytest.fixture
