@@ -27,6 +27,7 @@ class Candidate(Part):
     pod: PodRef
     tier: str
     workload: WorkloadRef | None = None
+    tenant: str = ""
     share: float = Field(ge=0, le=1, description="its share of the contended engine")
     measured: bool = Field(default=False, description="False: inferred from the slots it holds")
     excluded: str = Field(default="", description="why it may not be evicted; empty for a candidate")

@@ -1,0 +1,1 @@
+"""Keeps online workloads inside their latency targets: breach, cause, the least eviction, proof."""
