@@ -284,7 +284,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         fold = self._folds.advance(of, fold, said, sequence)
         metrics.FACTS.labels(self._decider.domain, fact.kind.fact).inc()
         metrics.OPEN_CASES.labels(self._decider.domain).set(self._folds.open_count)
-        log.info(fact.kind.name, case=said.correlationid, of=of.about, event=said.id, cause=said.causationid)
+        log.info(fact.kind.name, case=said.correlationid, of=of.about, event_id=said.id, cause=said.causationid)
         self._hands.said(said, fold.case)
         return fold
 
