@@ -1,4 +1,4 @@
-"""The command line `mediafleet`: exit 0 well, 1 failed, 2 bad input; `--json` for machines on every reading command.
+"""The command line `mediafleet`: exit 0 well, 1 failed, 2 bad input; `--json` for machines.
 
 Heavy imports stay inside the commands, so that `--help` and `discover` start quickly and `discover` needs
 neither bus nor cluster.
@@ -81,10 +81,10 @@ def demo(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Play a device fault and an SLA breach on a simulated cluster with real processes, and judge the outcome."""
+    """Play a device fault and an SLA breach on a simulated cluster, and judge the outcome."""
     from services.console.demo import play
 
-    raise typer.Exit(asyncio.run(play(seed=seed, keep=keep, as_json=json)))
+    raise typer.Exit(asyncio.run(play(seed=seed, keep=keep, machine=json)))
 
 
 @app.command()
@@ -260,7 +260,7 @@ def why(
     console.print(causal_tree(found))
 
 
-def _say(fact: str, about: str, reason: str, until: str, url: str, credentials: Path | None) -> None:
+def _say(fact: str, about: str, *, reason: str, until: str = "", url: str, credentials: Path | None) -> None:
     """Say a person's word about a device or workload; its owner answers in its own log."""
     from services.console import read
     from shared.events import CATALOGUE, Cause, event
@@ -285,19 +285,19 @@ def hold(
     device: Device, reason: Reason, until: Until = "", url: Url = DEFAULT_URL, credentials: Credentials = None
 ) -> None:
     """Keep everybody's hands off a device: no automatic step until it is released."""
-    _say("hold-requested", device, reason, until, url, credentials)
+    _say("hold-requested", device, reason=reason, until=until, url=url, credentials=credentials)
 
 
 @app.command()
 def release(device: Device, reason: Reason, url: Url = DEFAULT_URL, credentials: Credentials = None) -> None:
     """End a hold."""
-    _say("release-requested", device, reason, "", url, credentials)
+    _say("release-requested", device, reason=reason, url=url, credentials=credentials)
 
 
 @app.command()
 def retire(device: Device, reason: Reason, url: Url = DEFAULT_URL, credentials: Credentials = None) -> None:
     """Take a device out for good."""
-    _say("retire-requested", device, reason, "", url, credentials)
+    _say("retire-requested", device, reason=reason, url=url, credentials=credentials)
 
 
 def _on_bus(url: str, credentials: Path | None, act: Callable[[Bus], Awaitable[T]]) -> T:

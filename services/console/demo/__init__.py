@@ -1,0 +1,189 @@
+"""`mediafleet demo`: real processes, a simulated cluster, a failing device, a loud neighbour, a verdict.
+
+The verdict is read from the simulated API server's access log and the kubelets' state, never from our own
+events; the timeline and the causal tree are what the events tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import orjson
+from rich.text import Text
+
+from services.console import read
+from services.console.demo.cluster import SimulatedCluster
+from services.console.demo.stage import ServiceDied, Stage, stage
+from services.console.demo.story import Story
+from services.console.demo.verdict import Check
+from services.console.show import as_json, causal_tree, console, event_json, event_line
+from services.console.why import Causes
+from shared.bus.port import Bus
+from shared.errors import BadInput
+from shared.events import AnyEvent, Unknown
+
+POLICY = Path(__file__).with_name("policy.yaml")
+_CLUSTER_SERVICES = ("manager", "remediation", "guardian", "autoscaler", "alerting")
+_TOLD_DOMAINS = ("device", "health", "allocation", "remediation", "sla", "scale", "alert", "deadletter")
+_UNTOLD = {
+    "granted",
+    "stated",
+    "step-proposed",
+    "queued",
+    "returned",
+    "drain-planned",
+    "snapshotted",
+    "pushed",
+}
+"""Facts that would crowd the timeline; `mediafleet events` shows them."""
+_SHORT_WINDOWS = {
+    "MEDIAFLEET_BRIDGE__SLOTS_PER_ENGINE": "4",
+    "MEDIAFLEET_SIMULATOR__NODE_STATUS_S": "0.5",
+    "MEDIAFLEET_SIMULATOR__SAMPLE_S": "0.5",
+}
+"""What the demo changes besides the policy file."""
+
+
+async def play(*, seed: int, keep: bool, machine: bool) -> int:
+    """Play it; 0 when every step was seen, 1 when not, 130 when interrupted."""
+    started = time.time()
+    audience = _Audience(started, machine)
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: task.cancel() if task else None)
+    environment = {"MEDIAFLEET_POLICY_FILE": str(POLICY), **_SHORT_WINDOWS}
+    try:
+        async with stage(environment) as here:
+            return await _on(here, audience, seed, keep=keep)
+    except asyncio.CancelledError:
+        audience.tell("stopped")
+        return 130
+    except ServiceDied as died:
+        audience.verdict([Check("every process lives", passed=False, seen=str(died))], started)
+        return 1
+
+
+class _Audience:
+    """Tells the demo as it goes: lines for people, one JSON object a line for machines."""
+
+    def __init__(self, started: float, machine: bool) -> None:  # noqa: FBT001 - one of two ways to tell
+        self.started = started
+        self._machine = machine
+
+    def tell(self, line: str) -> None:
+        """A line of narration."""
+        if self._machine:
+            as_json({"kind": "narration", "text": line, "at": datetime.now(UTC)})
+        else:
+            console.print(
+                Text(f"{time.time() - self.started:+8.2f} s  {line}", "bold yellow"), soft_wrap=True
+            )
+
+    async def follow(self, bus: Bus) -> None:
+        """The timeline, until cancelled."""
+        async for event in read.follow(bus, read.Filter("fleet.v1.>"), history=True):
+            if event.address.domain not in _TOLD_DOMAINS or event.address.fact in _UNTOLD:
+                continue
+            if self._machine:
+                as_json({"kind": "event", **event_json(event)})
+            else:
+                console.print(event_line(event, since=self.started), soft_wrap=True)
+
+    def chain(self, events: list[AnyEvent], pod_uid: str) -> None:
+        """Why a pod was evicted."""
+        try:
+            why = Causes(events).explain(pod_uid) if pod_uid else None
+        except BadInput:
+            why = None
+        if why is None:
+            self.tell("no eviction to explain")
+        elif self._machine:
+            as_json({"kind": "chain", "events": [each.id for each in (*why.causes, why.event)]})
+        else:
+            console.print()
+            console.print(Text("why that pod was evicted", "bold"))
+            console.print(causal_tree(why))
+
+    def verdict(self, checks: list[Check], started: float) -> bool:
+        """The summary; whether all passed."""
+        passed = bool(checks) and all(check.passed for check in checks)
+        took_s = time.time() - started
+        if self._machine:
+            for check in checks:
+                as_json({"kind": "check", "step": check.step, "passed": check.passed, "seen": check.seen})
+            as_json({"kind": "verdict", "passed": passed, "took_s": round(took_s, 2)})
+            return passed
+        console.print()
+        for check in checks:
+            mark = Text("ok   " if check.passed else "FAIL ", "green" if check.passed else "bold red")
+            console.print(mark + Text(f"{check.step}: ", "bold") + Text(check.seen), soft_wrap=True)
+        word = "every step was seen" if passed else "not every step was seen"
+        console.print(Text(f"{word} at the API server and the kubelets, in {took_s:.1f} s", "bold"))
+        return passed
+
+
+async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int:
+    audience.tell(f"bus at {here.nats_url}, demo policy {POLICY.name}: short windows, seed {seed}")
+    url, nodes = await _cluster(here, seed)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+        cluster = SimulatedCluster(url, session)
+        for service in _CLUSTER_SERVICES:
+            await here.start(service, f"services.{service}", {"MEDIAFLEET_KUBE_URL": url})
+        for name, root in nodes.items():
+            for service in ("discovery", "bridge"):
+                await here.start(f"{service}@{name}", f"services.{service}", _node(here, name, root))
+        audience.tell(f"{len(here.running)} processes started; API server at {url}")
+        story = Story(cluster, audience.tell)
+        async with read.bus(here.nats_url) as bus, asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(audience.follow(bus), name="timeline")
+            watching = tasks.create_task(_watch(here), name="watch")
+            try:
+                await story.play(seed)
+                here.check()
+            finally:
+                following.cancel()
+                watching.cancel()
+            kept = await read.past(bus, read.Filter("fleet.v1.>"))
+        audience.chain([event for event in kept if not isinstance(event, Unknown)], story.evicted)
+        passed = audience.verdict(story.checks, audience.started)
+        if keep:
+            audience.tell(
+                f"left running until Ctrl-C: MEDIAFLEET_NATS_URL={here.nats_url} MEDIAFLEET_KUBE_URL={url}"
+            )
+            await asyncio.Event().wait()
+    return 0 if passed else 1
+
+
+async def _cluster(here: Stage, seed: int) -> tuple[str, dict[str, str]]:
+    """Start the simulator; its URL, and the host root of every node."""
+    more = {"MEDIAFLEET_SIMULATOR__SEED": str(seed), "MEDIAFLEET_SIMULATOR__ROOT": str(here.directory / "n")}
+    running = await here.start("simulator", "services.simulator", more)
+    async with asyncio.timeout(20):
+        while True:
+            here.check()
+            for line in running.log.read_bytes().splitlines():
+                if line.startswith(b'{"url"'):
+                    said = orjson.loads(line)
+                    return said["url"], {node["name"]: node["host_root"] for node in said["nodes"]}
+            await asyncio.sleep(0.05)
+
+
+def _node(here: Stage, name: str, root: str) -> dict[str, str]:
+    return {
+        "MEDIAFLEET_NODE_NAME": name,
+        "MEDIAFLEET_HOST_ROOT": root,
+        "MEDIAFLEET_STATE_DIR": str(here.directory / "state" / name),
+    }
+
+
+async def _watch(here: Stage) -> None:
+    """Raise when a process ends by itself."""
+    while True:
+        here.check()
+        await asyncio.sleep(0.5)
