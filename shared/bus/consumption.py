@@ -42,35 +42,36 @@ class Flow:
         self.lanes = lanes
         self.intakes = intakes
         self._clock = clock
-        self._since_s: float | None = None
-        self._caught_up = asyncio.Event()
+        self._moved = asyncio.Event()
         for intake in intakes:
-            intake.on_caught_up = self._check
+            intake.on_caught_up = self._moved.set
 
     @property
     def caught_up(self) -> bool:
         """Every input has reached its head as of the last (re)connect or takeover."""
-        return self._since_s is not None and all(intake.caught_up for intake in self.intakes)
+        return all(intake.caught_up for intake in self.intakes)
 
     async def until_caught_up(self) -> None:
         """Return when `caught_up`."""
-        while not self.caught_up:
-            self._caught_up.clear()
-            await self._caught_up.wait()
+        for intake in self.intakes:
+            await self.until(intake)
+        if not self.caught_up:
+            await self.until_caught_up()
+
+    async def until(self, intake: Intake) -> None:
+        """Return when this one is caught up."""
+        while not intake.caught_up:
+            self._moved.clear()
+            await self._moved.wait()
 
     @property
     def listening_since_s(self) -> float:
-        """Monotonic time since when we hear without a break; now, while we do not hear."""
-        return self._clock.monotonic() if self._since_s is None else self._since_s
-
-    def listening(self) -> None:
-        """Every input has a consumer that delivers."""
-        self._since_s = self._clock.monotonic()
-        self._check()
+        """Monotonic time since when every input delivers without a break; now, while one does not."""
+        now_s = self._clock.monotonic()
+        return max((now_s if i.since_s is None else i.since_s for i in self.intakes), default=now_s)
 
     def interrupted(self) -> None:
         """The connection broke."""
-        self._since_s = None
         for intake in self.intakes:
             intake.interrupted()
 
@@ -81,7 +82,3 @@ class Flow:
     async def wait(self) -> None:
         """Until it ends; raises what ended it."""
         await asyncio.shield(self.lanes.failed)
-
-    def _check(self) -> None:
-        if self.caught_up:
-            self._caught_up.set()

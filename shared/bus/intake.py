@@ -115,7 +115,8 @@ class Intake:
         self._lanes = lanes
         self._types = frozenset(subscription.types)
         self._exclusive = asyncio.Lock()
-        self._begun = False
+        self.since_s: float | None = None
+        """Monotonic time since when it delivers without a break; None while it does not."""
         self._remaining = 0
         self._untried = 0
 
@@ -132,7 +133,7 @@ class Intake:
     @property
     def caught_up(self) -> bool:
         """All up to the head as of the last `begin` was handled, or tried at least once."""
-        return self._begun and not self._remaining and not self._untried
+        return self.since_s is not None and not self._remaining and not self._untried
 
     def begin(self, *, remaining: int, after: int | None = None) -> None:
         """A consumer was (re)made.
@@ -142,7 +143,7 @@ class Intake:
             after: given, what lies at or below is not ours (the old holder's ack floor, or the head for a
                 subscription without history).
         """
-        self._begun = True
+        self.since_s = self.clock.monotonic()
         if after is not None:
             self.highest = max(self.highest, after)
         self._remaining = remaining
@@ -154,7 +155,7 @@ class Intake:
 
     def interrupted(self) -> None:
         """The connection broke: not caught up until the next `begin`."""
-        self._begun = False
+        self.since_s = None
 
     def none_remaining(self) -> None:
         """The server has nothing more to deliver (messages aged away, or were purged)."""
@@ -405,7 +406,7 @@ class Intake:
                 return
 
     def _tell_caught_up(self) -> None:
-        if self._begun and not self._remaining and not self._untried:
+        if self.caught_up:
             self.on_caught_up()
 
 

@@ -1,1 +1,5 @@
 """The bus on NATS JetStream: nats-server 2.12 or newer, nats-py narrowed to what can be trusted of it."""
+
+from shared.bus.nats.bus import NatsBus, connect
+
+__all__ = ["NatsBus", "connect"]

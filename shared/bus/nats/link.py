@@ -233,7 +233,11 @@ class Link:
         return several, last
 
     async def api(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Ask JetStream for `$JS.API.` and a name.
+        """Ask JetStream for something, in JSON.
+
+        Args:
+            name: what follows `$JS.API.`.
+            body: of the request.
 
         Raises:
             ApiError: it refused.

@@ -1,0 +1,201 @@
+"""Making the streams and buckets: one idempotent step, with credentials of its own.
+
+What exists is compared field by field with what is wanted; only what differs is changed, and every change is
+told. What the server does not let be changed in place (storage, denials) is told as `conflict` and left
+alone: nothing here ever deletes data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.bus.nats import advisories
+from shared.bus.nats.lease import BUCKET as LEASES
+from shared.bus.nats.link import ApiError, Link
+from shared.bus.nats.starts import BUCKET as ATTEMPTS
+from shared.events import DOMAINS, Domain, Keeps
+from shared.events.address import PREFIX
+
+AUDIT = "FLEET_AUDIT"
+VIEWS = ("devices", "claims", "allocations", "cases", "workloads")
+"""Buckets of the views; each has one writer."""
+DEDUP_WINDOW_S = 120
+"""How long a stream knows an id: longer than any publish is repeated."""
+_AUDIT_AGE_S = 180 * 86400
+_AUDIT_BYTES = 16 << 30
+_ATTEMPTS_AGE_S = 86400
+_VIEW_BYTES = 1 << 30
+_SMALL_BYTES = 16 << 20
+_MAX_MSG_BYTES = 1 << 20
+_NANOSECONDS = 1_000_000_000
+_NO_STREAM = 10059
+_FIXED = ("storage", "deny_delete", "deny_purge", "retention")
+"""What a stream keeps from its creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference that was found.
+
+    Attributes:
+        stream: whose.
+        what: created, updated, or conflict (it cannot be changed in place and was left alone).
+        field: of the configuration; empty for a creation.
+        before: as found.
+        after: as wanted.
+    """
+
+    stream: str
+    what: str
+    field: str = ""
+    before: object = None
+    after: object = None
+
+    def __str__(self) -> str:
+        if not self.field:
+            return f"{self.stream}: {self.what}"
+        return f"{self.stream}: {self.what} {self.field}: {self.before!r} -> {self.after!r}"
+
+
+async def provision(url: str, *, replicas: int = 1, within_s: float = 30.0) -> list[Change]:
+    """Create what is missing and reconcile what differs.
+
+    Args:
+        url: of the server.
+        replicas: of every stream; 3 on a cluster.
+        within_s: until the connection stands.
+
+    Returns:
+        What was changed; empty when all was as wanted.
+
+    Raises:
+        Refused: the server is too old.
+    """
+    link = Link("provision", "provision")
+    await link.open(url, within_s=within_s)
+    try:
+        changes: list[Change] = []
+        for wanted in wanted_streams(replicas):
+            changes += await _reconcile(link, wanted)
+        return changes
+    finally:
+        await link.close()
+
+
+def wanted_streams(replicas: int = 1) -> list[dict[str, Any]]:
+    """The configuration of every stream, in the order in which they can be made."""
+    domains = [_domain(domain) for domain in DOMAINS.values()]
+    audited = [
+        domain.stream
+        for domain in DOMAINS.values()
+        if domain.keeps is not Keeps.MEMORY and domain.stream != advisories.STREAM
+    ]
+    streams = [*domains, _audit(audited), *(_bucket(name, _VIEW_BYTES) for name in VIEWS)]
+    streams.append(_bucket(LEASES, _SMALL_BYTES) | {"allow_msg_ttl": True})
+    streams.append(_bucket(ATTEMPTS, _SMALL_BYTES) | {"max_age": _ATTEMPTS_AGE_S * _NANOSECONDS})
+    for stream in streams:
+        stream["num_replicas"] = replicas
+    return streams
+
+
+def _domain(domain: Domain) -> dict[str, Any]:
+    log = domain.keeps is Keeps.LOG
+    config: dict[str, Any] = {
+        "name": domain.stream,
+        "description": f"{domain.name}, said by {', '.join(domain.writers)}",
+        "subjects": [f"{PREFIX}.{domain.name}.>"],
+        "retention": "limits",
+        "storage": "memory" if domain.keeps is Keeps.MEMORY else "file",
+        "max_age": int(domain.max_age.total_seconds()) * _NANOSECONDS if domain.max_age else 0,
+        "max_bytes": domain.max_bytes,
+        "max_msg_size": _MAX_MSG_BYTES,
+        # A case log that is full refuses, and is an alarm; facts of the world make room.
+        "discard": "new" if log else "old",
+        "duplicate_window": DEDUP_WINDOW_S * _NANOSECONDS,
+        "compression": "none" if domain.keeps is Keeps.MEMORY else "s2",
+        "allow_direct": True,
+        "deny_delete": True,
+        # Closed cases are purged up to their snapshot.
+        "deny_purge": not log,
+    }
+    if domain.stream == advisories.STREAM:
+        streams = [other.stream for other in DOMAINS.values()] + [AUDIT]
+        config["subjects"] = [*config["subjects"], *advisories.captured(streams)]
+    return config
+
+
+def _audit(sources: list[str]) -> dict[str, Any]:
+    return {
+        "name": AUDIT,
+        "description": "everything that was said, for months",
+        "subjects": [],
+        "sources": [{"name": name} for name in sources],
+        "retention": "limits",
+        "storage": "file",
+        "max_age": _AUDIT_AGE_S * _NANOSECONDS,
+        "max_bytes": _AUDIT_BYTES,
+        "discard": "old",
+        # Restated facts keep their id, and every telling belongs in the audit.
+        "duplicate_window": 0,
+        "compression": "s2",
+        "allow_direct": True,
+        "deny_delete": True,
+        "deny_purge": True,
+    }
+
+
+def _bucket(name: str, max_bytes: int) -> dict[str, Any]:
+    return {
+        "name": f"KV_{name}",
+        "description": f"bucket {name}",
+        "subjects": [f"$KV.{name}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "max_msgs_per_subject": 1,
+        "max_bytes": max_bytes,
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "deny_delete": True,
+        "duplicate_window": DEDUP_WINDOW_S * _NANOSECONDS,
+        "max_age": 0,
+    }
+
+
+async def _reconcile(link: Link, wanted: dict[str, Any]) -> list[Change]:
+    name = wanted["name"]
+    try:
+        found = (await link.api(f"STREAM.INFO.{name}"))["config"]
+    except ApiError as error:
+        if error.err_code != _NO_STREAM:
+            raise
+        await link.api(f"STREAM.CREATE.{name}", wanted)
+        return [Change(name, "created")]
+    changes = [
+        Change(name, "conflict" if field in _FIXED else "updated", field, _said(found, field), value)
+        for field, value in wanted.items()
+        if not _same(_said(found, field), value)
+    ]
+    updates = {change.field: change.after for change in changes if change.what == "updated"}
+    if updates:
+        await link.api(f"STREAM.UPDATE.{name}", {**found, **updates})
+    return changes
+
+
+def _said(found: Mapping[str, Any], field: str) -> object:
+    return found.get(field)
+
+
+def _same(found: object, wanted: object) -> bool:
+    """Whether a field is as wanted; the server leaves out what is empty, and adds to sources what it knows."""
+    if not wanted and not found:
+        return True
+    if isinstance(wanted, list) and isinstance(found, list):
+        return _names(found) == _names(wanted)
+    return found == wanted
+
+
+def _names(values: list[Any]) -> list[str]:
+    return sorted(value["name"] if isinstance(value, dict) else str(value) for value in values)
