@@ -115,7 +115,7 @@ class Lanes:
             return
         queue = lane.queue
         order = work.order
-        last = queue[-1].order
+        last = queue[-1].order if queue else None  # empty while its worker pauses between two
         if order is not None and last is not None and order < last and order[0] == last[0]:
             lane.insert(work, order)
         else:
