@@ -66,24 +66,26 @@ async def _live(settings: SimulatorSettings, shared: SharedSettings) -> None:
         sys.stdout.write(json.dumps({"url": cluster.url, "nodes": nodes}) + "\n")
         sys.stdout.flush()
         speaking = asyncio.create_task(_speak(cluster, shared), name="bus")
-        await stop.wait()
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        await asyncio.wait({speaking, stopped}, return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
         cutting = loop.call_later(_STOP_S, os._exit, 1)
         speaking.cancel()
-        await asyncio.wait([speaking])
+        stopped.cancel()
+        await asyncio.wait({speaking, stopped})
     cutting.cancel()
+    if not speaking.cancelled():
+        speaking.result()
 
 
 async def _speak(cluster: Cluster, shared: SharedSettings) -> None:
     """Give the cluster a bus for its samples, whenever one is there."""
-    while cluster.settings.samples:
+    while True:
+        if not cluster.settings.samples:
+            await asyncio.Event().wait()
         try:
             async with connect(
-                shared.nats_url,
-                service="simulator",
-                instance=shared.instance,
-                clock=cluster.clock,
-                credentials=shared.nats_credentials,
+                shared.nats_url, service="simulator", instance=shared.instance, clock=cluster.clock
             ) as bus:
                 cluster.bus = bus
                 await asyncio.Event().wait()

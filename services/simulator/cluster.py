@@ -27,10 +27,9 @@ from services.simulator.hardware import Condition, NodeSpec, invented
 from services.simulator.kubelet import Kubelet, KubeletTimes
 from services.simulator.store_cluster import StoreCluster
 from services.simulator.trees import HostTree, demo_root
-from shared.bus.port import Disconnected
 from shared.clock import SystemClock
 from shared.devices.keys import device_key
-from shared.errors import BadInput
+from shared.errors import BadInput, FleetError
 from shared.events import Cause, event
 
 if TYPE_CHECKING:
@@ -240,7 +239,7 @@ class Cluster:
             )
             try:
                 await self.bus.publish(fact)
-            except Disconnected as gone:
+            except FleetError as gone:
                 # A sample is worth nothing later: the next window has its own.
                 log.info("samples lost", reason=str(gone), window=self._window)
                 break

@@ -83,6 +83,11 @@ class _LocalPod:
     ip: str = ""
     task: asyncio.Task[None] | None = None
 
+    @property
+    def pending(self) -> bool:
+        """Not admitted yet, and not asked to end either; may change during every await."""
+        return self.phase == "pending"
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -91,6 +96,11 @@ class Admission:
     admitted: bool
     reason: str = ""
     message: str = ""
+
+
+_DELETED_MEANWHILE = Admission(
+    admitted=False, reason="Terminated", message="the pod was deleted before it ran"
+)
 
 
 class Kubelet(pb_grpc.RegistrationServicer):
@@ -354,13 +364,14 @@ class Kubelet(pb_grpc.RegistrationServicer):
                 return Admission(admitted=False, reason=admission.REASON, message=refused.reason)
         if self._times.start_s:
             await asyncio.sleep(self._times.start_s)
-        if local.phase == "pending":
-            local.phase, local.started = "running", self._clock.now()
-            self._addresses += 1
-            local.ip = f"{self._pod_subnet}.{1 + self._addresses % 254}"
-            await self._tell_running(local)
-            if run_for_s is not None:
-                local.task = self._spawn(self._tasks, f"{self.node}-run", self._complete(local, run_for_s))
+        if not local.pending:
+            return _DELETED_MEANWHILE
+        local.phase, local.started = "running", self._clock.now()
+        self._addresses += 1
+        local.ip = f"{self._pod_subnet}.{1 + self._addresses % 254}"
+        await self._tell_running(local)
+        if run_for_s is not None:
+            local.task = self._spawn(self._tasks, f"{self.node}-run", self._complete(local, run_for_s))
         await self._notify()
         return Admission(admitted=True)
 

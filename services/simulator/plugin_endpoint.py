@@ -6,7 +6,7 @@ Channels use gRPC's default limits, as the kubelet does: a device list over 4 Mi
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import grpc.aio
@@ -16,8 +16,10 @@ from protos import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from shared.errors import Permanent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Sequence
     from pathlib import Path
+
+AnswerT = TypeVar("AnswerT")
 
 DIAL_TIMEOUT_S = 10.0
 """How long Register waits for the plugin's socket (k/k client.go dial)."""
@@ -39,6 +41,7 @@ class PluginEndpoint:
         self.resource = resource
         self.socket = socket
         self.options = pb.DevicePluginOptions()
+        self._closed = False
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
         self._stub: pb_grpc.DevicePluginAsyncStub = pb_grpc.DevicePluginStub(self._channel)
 
@@ -85,12 +88,10 @@ class PluginEndpoint:
                 )
             ]
         )
-        try:
-            response = await self._stub.GetPreferredAllocation(request)
-        except grpc.aio.AioRpcError as refused:
-            raise Permanent(
-                f"device plugin GetPreferredAllocation rpc failed with err: {_said(refused)}"
-            ) from refused
+        response = await self._answer(
+            self._stub.GetPreferredAllocation(request),
+            "device plugin GetPreferredAllocation rpc failed with err: ",
+        )
         if not response.container_responses:
             return []
         return list(response.container_responses[0].deviceIDs)
@@ -102,10 +103,7 @@ class PluginEndpoint:
             Permanent: the plugin refused or answered nothing, which fails the pod's admission.
         """
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
-        try:
-            response = await self._stub.Allocate(request)
-        except grpc.aio.AioRpcError as refused:
-            raise Permanent(_said(refused)) from refused
+        response = await self._answer(self._stub.Allocate(request))
         if not response.container_responses:
             raise Permanent(f"no containers return in allocation response {response}")
         return response.container_responses[0]
@@ -118,18 +116,28 @@ class PluginEndpoint:
         """
         if not self.options.pre_start_required:
             return
-        try:
-            await self._stub.PreStartContainer(
-                pb.PreStartContainerRequest(devices_ids=ids), timeout=PRE_START_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as refused:
-            raise Permanent(
-                f"device plugin PreStartContainer rpc failed with err: {_said(refused)}"
-            ) from refused
+        request = pb.PreStartContainerRequest(devices_ids=ids)
+        await self._answer(
+            self._stub.PreStartContainer(request, timeout=PRE_START_TIMEOUT_S),
+            "device plugin PreStartContainer rpc failed with err: ",
+        )
 
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up; what is asked at this moment fails."""
+        self._closed = True
         await self._channel.close()
+
+    async def _answer(self, call: Awaitable[AnswerT], frame: str = "") -> AnswerT:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as refused:
+            raise Permanent(f"{frame}{_said(refused)}") from refused
+        except asyncio.CancelledError:
+            # A closed channel cancels its calls, and that is no cancellation of the task that waits for one.
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+        raise Permanent(f"{frame}rpc error: code = Canceled desc = grpc: the client connection is closing")
 
 
 def _said(refused: grpc.aio.AioRpcError) -> str:

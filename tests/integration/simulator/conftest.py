@@ -34,6 +34,9 @@ class Plugin(pb_grpc.DevicePluginServicer):
         self.offered: list[list[str]] = []
         self.prepared: list[list[str]] = []
         self.stream_ended = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.answering = asyncio.Event()
+        self.answering.set()
         self._changed = asyncio.Event()
         self._hang_up = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -119,6 +122,8 @@ class Plugin(pb_grpc.DevicePluginServicer):
         )
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802 - the contract
+        self.asked.set()
+        await self.answering.wait()
         if self.refuse:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse)
         ids = list(request.container_requests[0].devices_ids)

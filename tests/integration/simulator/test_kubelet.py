@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable
@@ -194,6 +195,43 @@ async def test_after_a_reboot_a_pod_whose_device_is_not_registered_yet_fails_for
     await kubelet.reboot()
     await kubelet.until(lambda: {p["phase"] for p in kubelet.snapshot()["pods"]} == {"ended", "running"})
     assert [p["name"] for p in kubelet.snapshot()["pods"] if p["phase"] == "ended"] == ["edge"]
+
+
+async def test_a_restart_in_the_middle_of_allocate_fails_the_pod_and_nothing_hangs(
+    kubelet: Kubelet, start_plugin: StartPlugin, make_pod: MakePod
+) -> None:
+    plugin = await start_plugin()
+    plugin.answering.clear()
+    admitting = asyncio.create_task(kubelet.admit(make_pod("edge")))
+    await plugin.asked.wait()
+    await kubelet.restart()
+    refused = await admitting
+    assert refused.reason == "UnexpectedAdmissionError"
+    assert "client connection is closing" in refused.message
+
+
+async def test_a_pod_deleted_in_the_middle_of_allocate_never_runs(
+    kubelet: Kubelet, start_plugin: StartPlugin, make_pod: MakePod
+) -> None:
+    plugin = await start_plugin({"a": 0})
+    plugin.answering.clear()
+    admitting = asyncio.create_task(kubelet.admit(make_pod("edge")))
+    await plugin.asked.wait()
+    await kubelet.end("uid-edge")
+    plugin.answering.set()
+    assert not (await admitting).admitted
+    assert (await kubelet.admit(make_pod("next"))).admitted
+
+
+async def test_a_plugin_nobody_serves_cannot_register(
+    kubelet: Kubelet, start_plugin: StartPlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.simulator.plugin_endpoint.DIAL_TIMEOUT_S", 0.05)
+    plugin = await start_plugin()
+    await plugin.stop()
+    with pytest.raises(grpc.aio.AioRpcError, match="failed to dial device plugin"):
+        await plugin.register()
+    assert kubelet.registrations == 1
 
 
 @pytest.mark.parametrize(
