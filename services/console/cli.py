@@ -14,6 +14,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -49,10 +50,6 @@ app = typer.Typer(
 )
 
 Url = Annotated[str, typer.Option("--nats-url", envvar="MEDIAFLEET_NATS_URL", help="Where the bus is.")]
-Credentials = Annotated[
-    Path | None,
-    typer.Option("--nats-credentials", envvar="MEDIAFLEET_NATS_CREDENTIALS", help="NATS credentials file."),
-]
 Json = Annotated[bool, typer.Option("--json", help="JSON for machines instead of text for people.")]
 SOURCE = "/mediafleet/console/cli"
 DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -96,19 +93,20 @@ def run(service: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES
 
 
 @app.command()
-def provision(url: Url = DEFAULT_URL, credentials: Credentials = None, *, json: Json = False) -> None:
+def provision(url: Url = DEFAULT_URL, *, json: Json = False) -> None:
     """Make or correct the streams and views on the bus; run again at will."""
     from services.console.show import as_json, console
     from shared.bus.provision import provision as reconcile
 
-    changes = asyncio.run(reconcile(url, credentials=credentials))
+    changes = asyncio.run(reconcile(url))
     if json:
-        as_json([{"object": each.object, "action": each.action, "detail": each.detail} for each in changes])
-        return
-    for each in changes:
-        console.print(f"{each.action:<10} {each.object} {each.detail}".rstrip())
-    changed = sum(1 for each in changes if each.action != "unchanged")
-    console.print(f"{len(changes)} objects, {changed} changed")
+        as_json([asdict(change) for change in changes])
+    else:
+        for change in changes:
+            console.print(str(change), soft_wrap=True)
+        console.print(f"{len(changes)} changes" if changes else "all as wanted: nothing to change")
+    if any(change.what == "conflict" for change in changes):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -148,12 +146,12 @@ def discover(
 
 
 @app.command()
-def devices(url: Url = DEFAULT_URL, credentials: Credentials = None, *, json: Json = False) -> None:
+def devices(url: Url = DEFAULT_URL, *, json: Json = False) -> None:
     """The fleet's devices as the manager sees them."""
     from services.console import rows
     from services.console.show import as_json, table
 
-    found = _on_bus(url, credentials, rows.devices)
+    found = _on_bus(url, rows.devices)
     if json:
         as_json(found)
         return
@@ -172,7 +170,6 @@ def devices(url: Url = DEFAULT_URL, credentials: Credentials = None, *, json: Js
 @app.command()
 def cases(
     url: Url = DEFAULT_URL,
-    credentials: Credentials = None,
     *,
     every: Annotated[bool, typer.Option("--all", help="Closed cases too.")] = False,
     json: Json = False,
@@ -181,7 +178,7 @@ def cases(
     from services.console import rows
     from services.console.show import as_json, table
 
-    found = [row for row in _on_bus(url, credentials, rows.cases) if every or row["open"]]
+    found = [row for row in _on_bus(url, rows.cases) if every or row["open"]]
     if json:
         as_json(found)
         return
@@ -199,7 +196,6 @@ def cases(
 @app.command()
 def events(
     url: Url = DEFAULT_URL,
-    credentials: Credentials = None,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
     subject: Annotated[str, typer.Option(help="Subject filter, as for `nats sub`.")] = "fleet.v1.>",
@@ -227,7 +223,7 @@ def events(
             async for event in read.follow(bus, wanted):
                 show(event)
 
-    _on_bus(url, credentials, go)
+    _on_bus(url, go)
 
 
 @app.command()
@@ -236,7 +232,6 @@ def why(
         str, typer.Argument(metavar="DEVICE|POD|EVENT", help="uid or node/key, namespace/pod, or event id.")
     ],
     url: Url = DEFAULT_URL,
-    credentials: Credentials = None,
     *,
     json: Json = False,
 ) -> None:
@@ -246,7 +241,7 @@ def why(
     from services.console.why import Causes
     from shared.events import Unknown
 
-    kept = _on_bus(url, credentials, lambda bus: read.past(bus, read.Filter("fleet.v1.>")))
+    kept = _on_bus(url, lambda bus: read.past(bus, read.Filter("fleet.v1.>")))
     found = Causes(event for event in kept if not isinstance(event, Unknown)).explain(asked)
     if json:
         as_json(
@@ -260,7 +255,7 @@ def why(
     console.print(causal_tree(found))
 
 
-def _say(fact: str, about: str, *, reason: str, until: str = "", url: str, credentials: Path | None) -> None:
+def _say(fact: str, about: str, *, reason: str, until: str = "", url: str) -> None:
     """Say a person's word about a device or workload; its owner answers in its own log."""
     from services.console import read
     from shared.events import CATALOGUE, Cause, event
@@ -271,7 +266,7 @@ def _say(fact: str, about: str, *, reason: str, until: str = "", url: str, crede
         {**word, "until": read.until(until, now) if until else None}
     )
     said = event(payload, read.entity(about), cause=Cause.source("console", request), source=SOURCE, at=now)
-    _on_bus(url, credentials, lambda bus: bus.publish(said))
+    _on_bus(url, lambda bus: bus.publish(said))
     typer.echo(f"said as {said.id}; the answer stands in the device's log: mediafleet why {said.id}")
 
 
@@ -281,30 +276,28 @@ Device = Annotated[str, typer.Argument(metavar="DEVICE", help="uid or node/key."
 
 
 @app.command()
-def hold(
-    device: Device, reason: Reason, until: Until = "", url: Url = DEFAULT_URL, credentials: Credentials = None
-) -> None:
+def hold(device: Device, reason: Reason, until: Until = "", url: Url = DEFAULT_URL) -> None:
     """Keep everybody's hands off a device: no automatic step until it is released."""
-    _say("hold-requested", device, reason=reason, until=until, url=url, credentials=credentials)
+    _say("hold-requested", device, reason=reason, until=until, url=url)
 
 
 @app.command()
-def release(device: Device, reason: Reason, url: Url = DEFAULT_URL, credentials: Credentials = None) -> None:
+def release(device: Device, reason: Reason, url: Url = DEFAULT_URL) -> None:
     """End a hold."""
-    _say("release-requested", device, reason=reason, url=url, credentials=credentials)
+    _say("release-requested", device, reason=reason, url=url)
 
 
 @app.command()
-def retire(device: Device, reason: Reason, url: Url = DEFAULT_URL, credentials: Credentials = None) -> None:
+def retire(device: Device, reason: Reason, url: Url = DEFAULT_URL) -> None:
     """Take a device out for good."""
-    _say("retire-requested", device, reason=reason, url=url, credentials=credentials)
+    _say("retire-requested", device, reason=reason, url=url)
 
 
-def _on_bus(url: str, credentials: Path | None, act: Callable[[Bus], Awaitable[T]]) -> T:
+def _on_bus(url: str, act: Callable[[Bus], Awaitable[T]]) -> T:
     from services.console import read
 
     async def go() -> T:
-        async with read.bus(url, credentials) as bus:
+        async with read.bus(url) as bus:
             return await act(bus)
 
     return asyncio.run(go())

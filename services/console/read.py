@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from shared.bus.nats import connect
 from shared.bus.port import Bus, Delivery, Subscription
@@ -22,13 +21,13 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @asynccontextmanager
-async def bus(url: str, credentials: Path | None = None) -> AsyncIterator[Bus]:
+async def bus(url: str) -> AsyncIterator[Bus]:
     """A connection for one command.
 
     Raises:
         Refused: no server answers at that URL.
     """
-    opening = connect(url, service="console", instance="cli", clock=SystemClock(), credentials=credentials)
+    opening = connect(url, service="console", instance="cli", clock=SystemClock())
     try:
         async with asyncio.timeout(_CONNECT_S):
             opened = await opening.__aenter__()

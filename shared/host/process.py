@@ -3,8 +3,8 @@
     main("remediation", RemediationSettings, run)
 
 `run(host, settings)` is the service; it goes on until it is cancelled. SIGTERM or Ctrl-C cancels it; leaving
-its `async with` blocks finishes lanes and releases the lease; what still runs after `stop_within_s` is cut off.
-An error that the service does not handle ends the process with it in the log: the supervisor starts it again.
+its `async with` blocks finishes lanes and releases the lease; what still runs after `stop_within_s` is cut
+off. An error that the service does not handle ends the process with it in the log: the supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main(service: str, settings: type[SettingsT], run: Run[SettingsT]) -> None:
 
 
 class _Watch:
-    """Whether the bus answers: for readiness at once, for liveness when a connection is dead but says it lives."""
+    """Whether the bus answers: for readiness at once, for liveness when it is dead but says it lives."""
 
     _EVERY_S = 10.0
 
@@ -174,7 +174,6 @@ class _Process(Generic[SettingsT]):
             service=self._service,
             instance=at.instance,
             clock=self._clock,
-            credentials=at.nats_credentials,
         ) as bus:
             self._host = Host(self._service, at, self._clock, bus)
             watching = asyncio.create_task(self._watch.run(bus), name="bus-watch")

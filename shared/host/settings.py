@@ -89,9 +89,6 @@ class SharedSettings(_FromFile):
     model_config = SettingsConfigDict(env_prefix="MEDIAFLEET_", extra="ignore")
 
     nats_url: str = Field(default="nats://127.0.0.1:4222", description="Where the bus is.")
-    nats_credentials: Path | None = Field(
-        default=None, description="File with the service's NATS credentials; empty for an open server."
-    )
     node_name: str = Field(default="", description="The Kubernetes node; needed by node services only.")
     instance: str = Field(
         default_factory=socket.gethostname,
