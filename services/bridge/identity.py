@@ -10,7 +10,7 @@ evict the wrong pod.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,11 +132,11 @@ def _records(entry: Any, index: int) -> Iterator[Checkpointed]:
     container = _field(entry, "ContainerName", str, at)
     resource = _field(entry, "ResourceName", str, at)
     ids = _field(entry, "DeviceIDs", (dict, list, type(None)), at) or []
-    groups: Iterable[Any] = ids.values() if isinstance(ids, dict) else [ids]
+    groups = list(ids.values()) if isinstance(ids, dict) else [ids]
     for group in groups:
+        if not isinstance(group, (list, type(None))) or any(not isinstance(id_, str) for id_ in group or ()):
+            raise BadInput(f"{at}.DeviceIDs", f"{group!r} is no list of ids", "ids are strings")
         for id_ in group or ():
-            if not isinstance(id_, str):
-                raise BadInput(f"{at}.DeviceIDs", f"{id_!r} is no id", "ids are strings")
             yield Checkpointed(uid, container, resource, id_)
 
 
