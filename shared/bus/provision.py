@@ -59,12 +59,15 @@ class Change:
         return f"{self.stream}: {self.what} {self.field}: {self.before!r} -> {self.after!r}"
 
 
-async def provision(url: str, *, replicas: int = 1, within_s: float = 30.0) -> list[Change]:
+async def provision(
+    url: str, *, replicas: int = 1, dedup_window_s: float = DEDUP_WINDOW_S, within_s: float = 30.0
+) -> list[Change]:
     """Create what is missing and reconcile what differs.
 
     Args:
         url: of the server.
         replicas: of every stream; 3 on a cluster.
+        dedup_window_s: how long a stream knows an id.
         within_s: until the connection stands.
 
     Returns:
@@ -77,14 +80,14 @@ async def provision(url: str, *, replicas: int = 1, within_s: float = 30.0) -> l
     await link.open(url, within_s=within_s)
     try:
         changes: list[Change] = []
-        for wanted in wanted_streams(replicas):
+        for wanted in wanted_streams(replicas, dedup_window_s):
             changes += await _reconcile(link, wanted)
         return changes
     finally:
         await link.close()
 
 
-def wanted_streams(replicas: int = 1) -> list[dict[str, Any]]:
+def wanted_streams(replicas: int = 1, dedup_window_s: float = DEDUP_WINDOW_S) -> list[dict[str, Any]]:
     """The configuration of every stream, in the order in which they can be made."""
     domains = [_domain(domain) for domain in DOMAINS.values()]
     audited = [
@@ -97,6 +100,8 @@ def wanted_streams(replicas: int = 1) -> list[dict[str, Any]]:
     streams.append(_bucket(ATTEMPTS, _SMALL_BYTES) | {"max_age": _ATTEMPTS_AGE_S * _NANOSECONDS})
     for stream in streams:
         stream["num_replicas"] = replicas
+        if stream["name"] != AUDIT:
+            stream["duplicate_window"] = int(dedup_window_s * _NANOSECONDS)
     return streams
 
 
@@ -113,7 +118,6 @@ def _domain(domain: Domain) -> dict[str, Any]:
         "max_msg_size": _MAX_MSG_BYTES,
         # A case log that is full refuses, and is an alarm; facts of the world make room.
         "discard": "new" if log else "old",
-        "duplicate_window": DEDUP_WINDOW_S * _NANOSECONDS,
         "compression": "none" if domain.keeps is Keeps.MEMORY else "s2",
         "allow_direct": True,
         "deny_delete": True,
@@ -159,7 +163,6 @@ def _bucket(name: str, max_bytes: int) -> dict[str, Any]:
         "allow_rollup_hdrs": True,
         "allow_direct": True,
         "deny_delete": True,
-        "duplicate_window": DEDUP_WINDOW_S * _NANOSECONDS,
         "max_age": 0,
     }
 
@@ -189,7 +192,7 @@ def _said(found: Mapping[str, Any], field: str) -> object:
 
 
 def _same(found: object, wanted: object) -> bool:
-    """Whether a field is as wanted; the server leaves out what is empty, and adds to sources what it knows."""
+    """Whether a field is as wanted; the server leaves out what is empty and adds to sources."""
     if not wanted and not found:
         return True
     if isinstance(wanted, list) and isinstance(found, list):

@@ -14,7 +14,7 @@ from shared.bus.consumption import FIRST_DOMAIN, STOP_WITHIN_S, Flow, in_order, 
 from shared.bus.intake import DEAD_LETTER_DOMAIN, Intake
 from shared.bus.nats import advisories, publishing, reading
 from shared.bus.nats.consumers import Subscribed
-from shared.bus.nats.lease import NatsLease, hold
+from shared.bus.nats.lease import TTL_S, NatsLease, hold
 from shared.bus.nats.link import Link
 from shared.bus.nats.pull import Pull
 from shared.bus.nats.view import NatsView
@@ -33,7 +33,13 @@ _log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def connect(
-    url: str, *, service: str, instance: str, clock: Clock | None = None, within_s: float = 30.0
+    url: str,
+    *,
+    service: str,
+    instance: str,
+    clock: Clock | None = None,
+    within_s: float = 30.0,
+    lease_ttl_s: int = TTL_S,
 ) -> AsyncIterator[NatsBus]:
     """A bus, while inside.
 
@@ -43,6 +49,7 @@ async def connect(
         instance: which copy of it (pod or node name).
         clock: the time; the system's by default.
         within_s: until the first connection stands; later breaks are waited out for ever.
+        lease_ttl_s: how long a lease outlives its last renewal.
 
     Raises:
         Disconnected: no server answers there.
@@ -51,7 +58,7 @@ async def connect(
     link = Link(service, instance)
     await link.open(url, within_s=within_s)
     try:
-        yield NatsBus(link, clock or SystemClock())
+        yield NatsBus(link, clock or SystemClock(), lease_ttl_s=lease_ttl_s)
     finally:
         await link.close()
 
@@ -59,8 +66,9 @@ async def connect(
 class NatsBus:
     """The bus on NATS JetStream; see `port.Bus`."""
 
-    def __init__(self, link: Link, clock: Clock) -> None:
+    def __init__(self, link: Link, clock: Clock, *, lease_ttl_s: int = TTL_S) -> None:
         self.link = link
+        self._lease_ttl_s = lease_ttl_s
         self._clock = clock
 
     @property
@@ -133,7 +141,7 @@ class NatsBus:
 
     def lease(self, name: str) -> AbstractAsyncContextManager[NatsLease]:
         """Wait for the lease, hold and renew it while inside, release it at the end."""
-        return hold(self.link, name)
+        return hold(self.link, name, ttl_s=self._lease_ttl_s)
 
     def view(self, name: str, value: type[ValueT]) -> View[ValueT]:
         """The view of that name, holding values of that model."""

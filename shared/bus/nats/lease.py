@@ -1,6 +1,6 @@
 """A lease in KV: the right to be the one active replica, while it lasts.
 
-The key holds who has it and expires by itself after `TTL_S`; each renewal is a compare-and-set on the one
+The key holds who has it and expires by itself after its TTL; each renewal is a compare-and-set on the one
 before, so a holder that was replaced cannot renew. Its time runs on our monotonic clock from *before* the
 renewal was sent, so we never believe in it longer than the server does. Its number is the revision of its
 first write: it grows with every holder. A released lease leaves a mark with its number; an expired one
@@ -26,8 +26,11 @@ from shared.events import escape
 
 BUCKET = "leases"
 TTL_S = 5
-_RENEW_EVERY_S = TTL_S / 3
-_POLL_S = 0.5
+"""How long a lease outlives its last renewal; whole seconds, as the server counts them."""
+_RENEWALS = 3
+"""In one TTL."""
+_POLLS = 10
+"""Looks of a standby in one TTL."""
 _AGAIN_S = 0.2
 _RELEASE_WITHIN_S = 1.0
 
@@ -37,17 +40,19 @@ _log = structlog.get_logger(__name__)
 class NatsLease:
     """A lease that is ours now; the port's `Lease`."""
 
-    def __init__(self, name: str, revision: int, sent_s: float, released: int | None) -> None:
+    def __init__(self, name: str, revision: int, sent_s: float, *, ttl_s: int, released: int | None) -> None:
         """Take it over.
 
         Args:
             name: what it is a lease of.
             revision: of the write that won it; its number.
             sent_s: loop time from before that write was sent.
+            ttl_s: how long it outlives a renewal.
             released: number of the holder before us if it released; None when its lease expired.
         """
         self.name = name
         self.number = revision
+        self.ttl_s = ttl_s
         self.released_before = released
         self._loop = asyncio.get_running_loop()
         self._lost: asyncio.Future[None] = self._loop.create_future()
@@ -65,9 +70,9 @@ class NatsLease:
         await asyncio.shield(self._lost)
 
     def renewed(self, revision: int, sent_s: float) -> None:
-        """It lasts until `TTL_S` after the renewal was sent."""
+        """It lasts until its TTL after the renewal was sent."""
         self.revision = revision
-        self._until_s = sent_s + TTL_S
+        self._until_s = sent_s + self.ttl_s
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(self._until_s, self.lose)
@@ -82,12 +87,12 @@ class NatsLease:
 
 
 @asynccontextmanager
-async def hold(link: Link, name: str) -> AsyncIterator[NatsLease]:
+async def hold(link: Link, name: str, *, ttl_s: int = TTL_S) -> AsyncIterator[NatsLease]:
     """Wait for a lease, renew it while inside, release it at the end."""
     bucket = Bucket(link, BUCKET)
     key = escape(name)
     holder = f"{link.instance}/{uuid.uuid4().hex}"
-    lease = await _acquire(link, bucket, key, name, holder)
+    lease = await _acquire(link, bucket, name, holder, ttl_s=ttl_s)
     _log.info("lease_held", lease=name, number=lease.number, taken_over=lease.released_before is None)
     renewing = asyncio.create_task(_renew(bucket, key, lease, holder), name=f"lease-{name}")
     try:
@@ -100,8 +105,9 @@ async def hold(link: Link, name: str) -> AsyncIterator[NatsLease]:
         lease.lose()
 
 
-async def _acquire(link: Link, bucket: Bucket, key: str, name: str, holder: str) -> NatsLease:
+async def _acquire(link: Link, bucket: Bucket, name: str, holder: str, *, ttl_s: int) -> NatsLease:
     loop = asyncio.get_running_loop()
+    key = escape(name)
     body = orjson.dumps({"holder": holder})
     while True:
         try:
@@ -110,12 +116,14 @@ async def _acquire(link: Link, bucket: Bucket, key: str, name: str, holder: str)
             free, released = _free(stands, holder)
             if free:
                 sent_s = loop.time()
-                revision = await bucket.put(key, body, expected=stands.revision if stands else 0, ttl_s=TTL_S)
-                return NatsLease(name, revision, sent_s, released)
+                revision = await bucket.put(
+                    key, body, expected=stands.revision if stands else 0, ttl_s=lease.ttl_s
+                )
+                return NatsLease(name, revision, sent_s, ttl_s=ttl_s, released=released)
         except (Conflict, Disconnected):
             # Another standby was first, or the answer got lost: the next look tells.
             pass
-        await asyncio.sleep(_POLL_S * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
+        await asyncio.sleep(ttl_s / _POLLS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
 
 
 def _free(stands: Value | None, holder: str) -> tuple[bool, int | None]:
@@ -131,12 +139,12 @@ def _free(stands: Value | None, holder: str) -> tuple[bool, int | None]:
 async def _renew(bucket: Bucket, key: str, lease: NatsLease, holder: str) -> None:
     loop = asyncio.get_running_loop()
     body = orjson.dumps({"holder": holder, "number": lease.number})
-    wait_s = _RENEW_EVERY_S
+    wait_s = every_s = lease.ttl_s / _RENEWALS
     while lease.remaining_s() > 0:
         await asyncio.sleep(min(wait_s, lease.remaining_s()))
         sent_s = loop.time()
         try:
-            revision = await bucket.put(key, body, expected=lease.revision, ttl_s=TTL_S)
+            revision = await bucket.put(key, body, expected=lease.revision, ttl_s=lease.ttl_s)
         except Disconnected:
             wait_s = _AGAIN_S
         except Conflict:
@@ -144,7 +152,7 @@ async def _renew(bucket: Bucket, key: str, lease: NatsLease, holder: str) -> Non
                 lease.lose()
         else:
             lease.renewed(revision, sent_s)
-            wait_s = _RENEW_EVERY_S
+            wait_s = every_s
 
 
 async def _ours(bucket: Bucket, key: str, lease: NatsLease, holder: str) -> bool:

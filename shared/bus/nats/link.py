@@ -156,7 +156,7 @@ class Link:
             raise
 
     async def close(self) -> None:
-        """Close it; what was published before has left. (`drain` of nats-py may hang, so it is not used.)"""
+        """Close it; what was published before has left (`drain` of nats-py may hang, so it is not used)."""
         self._closing = True
         self._up.clear()
         self._fail_all("the connection is closed")
