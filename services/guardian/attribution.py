@@ -1,8 +1,8 @@
 """Who makes a pod slow: itself, a neighbour on its engine, a faulty device, or nobody knows.
 
 Only `neighbour` may evict. A neighbour holds slots of the *same engine of the same device*: one on
-another engine, or another device of the node, frees nothing when it goes. No public interface pins a session to
-an engine, so a share is inferred from the slots held (`measured=False`) and proved by the relief.
+another engine, or another device of the node, frees nothing when it goes. No public interface pins a session
+to an engine, so a share is inferred from the slots held (`measured=False`) and proved by the relief.
 """
 
 from __future__ import annotations

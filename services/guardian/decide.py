@@ -301,7 +301,9 @@ def _act(at: _Round) -> Payload | None:
     """Look for the cause again when the last look is old, then act on the verdict in the log."""
     breach, look = at.breach, at.look
     old = breach.looked_at is None or at.now - breach.looked_at >= timedelta(seconds=at.policy.reattribute_s)
-    if old and look.attribution is not None:
+    if old and look.attribution is None:
+        return None
+    if old and look.attribution is not None and _differs(breach, look.attribution, look.candidates):
         return facts.Attributed(
             breach_id=breach.id,
             n=breach.looks + 1,
@@ -309,14 +311,23 @@ def _act(at: _Round) -> Payload | None:
             attribution=look.attribution,
             candidates=look.candidates,
         )
-    if old:
-        return None
     if breach.attribution.verdict == SELF:
         return _scale(at, "its own load grew")
     if breach.attribution.verdict == NEIGHBOUR:
         return _evict(at)
     # A faulty device is remediation's to take out; for an unknown cause nobody is punished.
     return None
+
+
+def _differs(breach: Breach, attribution: facts.Attribution, candidates: tuple[facts.Candidate, ...]) -> bool:
+    """Whether a new look says something that the log does not (the wording of reasons apart)."""
+    then = breach.attribution
+    return (then.verdict, then.device, then.engine, breach.candidates) != (
+        attribution.verdict,
+        attribution.device,
+        attribution.engine,
+        candidates,
+    )
 
 
 def _evict(at: _Round) -> Payload | None:

@@ -124,6 +124,7 @@ class Guardian:
 
     async def gather(self, of: Entity, case: GuardianCase, cause: AnyEvent | None) -> Look | FleetLook | None:
         """What the next decision needs; None while the cluster is not known yet."""
+        del of
         if not self._picture.synced:
             return None
         if isinstance(case, BudgetCase):
