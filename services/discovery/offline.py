@@ -1,12 +1,19 @@
-"""Discovery without a bus or a cluster: a file tree and captures in, unified devices and problems out."""
+"""Discovery without a bus or a cluster: a file tree and captures in, unified devices and problems out.
+
+`python -m services.discovery.offline --root DIR` prints the devices as one JSON array, problems on stderr.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Final
+
+import orjson
 
 from services.discovery.scan import Problem, merge, scan
 from shared.devices.keys import check_node
@@ -84,3 +91,35 @@ def discover(root: Path, node: str, captures: Sequence[tuple[str, Path]] = ()) -
         except BadInput as error:
             problems.append(Problem(f"{raw.vendor} {raw.bus_address}", str(error)))
     return Discovered(tuple(sorted(devices, key=lambda device: device.key)), tuple(problems))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is found; 0 well, 2 on bad input."""
+    parser_ = argparse.ArgumentParser(prog="python -m services.discovery.offline", description=__doc__)
+    parser_.add_argument("--root", type=Path, required=True, help="root of the host's files")
+    parser_.add_argument("--node", default="localhost", help="name of the node")
+    parser_.add_argument(
+        "--capture", action="append", default=[], help=f"KIND=FILE; KIND is {', '.join(KINDS)}"
+    )
+    given = parser_.parse_args(arguments)
+    try:
+        found = discover(given.root, given.node, [_capture(each) for each in given.capture])
+    except BadInput as error:
+        sys.stderr.write(f"mediafleet discover: {error}\n")
+        return 2
+    for problem in found.problems:
+        sys.stderr.write(f"mediafleet discover: {problem}\n")
+    devices = [device.model_dump(mode="json", by_alias=True) for device in found.devices]
+    sys.stdout.write(orjson.dumps(devices).decode() + "\n")
+    return 0
+
+
+def _capture(text: str) -> tuple[str, Path]:
+    kind, equals, path = text.partition("=")
+    if not (kind and equals and path):
+        raise BadInput("--capture", f"{text!r} is no KIND=FILE", f"write e.g. {next(iter(KINDS))}=smi.xml")
+    return kind, Path(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
