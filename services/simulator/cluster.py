@@ -11,14 +11,14 @@ import asyncio
 import shutil
 import tempfile
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from services.simulator import hardware, load, sampling
+from services.simulator import hardware, load, pods, sampling
 from services.simulator.api.controllers import running
 from services.simulator.api.resources import NODES
 from services.simulator.api.server import ApiServer
@@ -205,17 +205,21 @@ class Cluster:
             for one in node.kubelet.running_pods()
         )
 
-    def utilisation(self) -> dict[str, dict[str, float]]:
-        """Utilisation per engine, by node."""
-        conditions, by_node = self.conditions(), dict[str, list[load.Work]]()
+    def loads(self) -> dict[str, Any]:
+        """What is true now, for the control interface: engines by node, and what every pod feels."""
+        conditions, by_node = self.conditions(), dict[str, list[tuple[load.Work, str]]]()
         for one, _, pod in sampling.work(self.api.store, self.running()):
-            by_node.setdefault(str(pod["spec"]["nodeName"]), []).append(one)
-        return {
-            name: load.utilisation(
-                work, {key: how for (node, key), how in conditions.items() if node == name}
-            )
-            for name, work in by_node.items()
-        }
+            about = "/".join(pods.name_of(pod))
+            by_node.setdefault(str(pod["spec"]["nodeName"]), []).append((one, about))
+        busy: dict[str, dict[str, float]] = {}
+        feels: dict[str, dict[str, float]] = {}
+        for name, members in by_node.items():
+            local = {key: how for (node, key), how in conditions.items() if node == name}
+            work = [one for one, _ in members]
+            busy[name] = load.utilisation(work, local)
+            felt = load.felt(work, local)
+            feels |= {about: asdict(felt[one.pod_uid]) for one, about in members}
+        return {"utilisation": busy, "pods": feels}
 
     async def _sample(self) -> None:
         while True:

@@ -1,7 +1,7 @@
 """The simulator's own routes, beside the Kubernetes API: what to break, and what is true.
 
     GET  /simulator/v1/state            nodes, devices, kubelets with resources, ids and pods
-    GET  /simulator/v1/load             utilisation of every engine, by node
+    GET  /simulator/v1/load             utilisation of every engine by node, and what every pod feels
     POST /simulator/v1/device-faults    {node, device, kind, ...}, see `DeviceFault`
     POST /simulator/v1/kubelet          {node, action: restart | reboot, down_s}
     POST /simulator/v1/load             {namespace, deployment, workload_load} or {namespace, pod, load}
@@ -108,7 +108,7 @@ class Control:
 
     async def _load(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - a handler's shape
         # An engine of a dead device has no finite utilisation, and JSON no word for that but null.
-        return _reply(200, {"utilisation": self._cluster.utilisation()})
+        return _reply(200, self._cluster.loads())
 
     async def _break(self, request: web.Request) -> web.StreamResponse:
         try:

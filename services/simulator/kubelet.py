@@ -504,7 +504,12 @@ class Kubelet(pb_grpc.RegistrationServicer):
                     "name": pods.name_of(local.pod)[1],
                     "uid": uid,
                     "phase": local.phase,
-                    "devices": {entry.resource: sorted(entry.ids) for entry in self.sets.of_pod(uid)},
+                    # An ended pod's ids are free, whatever the checkpoint still says.
+                    "devices": {
+                        entry.resource: sorted(entry.ids)
+                        for entry in self.sets.of_pod(uid)
+                        if local.phase != "ended"
+                    },
                 }
                 for uid, local in self._pods.items()
             ],

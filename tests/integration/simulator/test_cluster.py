@@ -152,6 +152,8 @@ async def test_a_job_runs_and_completes(plugin_on: PluginOn) -> None:
         body["metadata"] |= {"name": "job", "annotations": {"simulator.mediafleet/run-for-s": "0"}}
         cluster.api.store.create(PODS, "live", body)
         await until(cluster, lambda: phases(cluster).get("job") == "Succeeded")
+        (shown,) = cluster.kubelet("worker-1").snapshot()["pods"]
+        assert (shown["phase"], shown["devices"]) == ("ended", {})
 
 
 async def test_latency_falls_when_the_neighbour_goes_and_when_the_workload_is_scaled(
@@ -175,6 +177,7 @@ async def test_latency_falls_when_the_neighbour_goes_and_when_the_workload_is_sc
         assert bus.last()["pod-batch"].latency_p99_ms == pytest.approx(crowded, rel=0.05)
         _, loads = await call(cluster, "/simulator/v1/load")
         assert loads["utilisation"]["worker-1"][ENGINE] == pytest.approx(0.95)
+        assert loads["pods"]["live/batch"]["latency_p99_ms"] == pytest.approx(20 / 0.05)
         store.modify(DEPLOYMENTS, "live", "edge", lambda d: d["spec"].update(replicas=2))
         await until(cluster, lambda: running(cluster) == 3)
         await cluster.publish_samples()
