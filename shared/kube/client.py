@@ -25,7 +25,7 @@ from shared.kube.transport import Answer, Transport, raise_for
 from shared.kube.watching import Watching
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 
     from shared.kube.models import Change, Hpa, MediaResource, Node, ObjectRef, Pod, PodRef, Taint, Workload
 
@@ -141,7 +141,7 @@ class KubeClient:
         node: str | None = None,
         namespace: str | None = None,
         labels: str | None = None,
-    ) -> AsyncIterator[Change[Pod]]:
+    ) -> AsyncGenerator[Change[Pod], None]:
         """Every pod, SYNCED, then every change."""
         return self._watch(_pods_path(namespace), pod_from, _selection(node=node, labels=labels))
 
@@ -189,7 +189,7 @@ class KubeClient:
             "PATCH", f"{_node_path(node)}/status", {"status": {"capacity": dict(resources)}}, _MERGE
         )
 
-    def watch_nodes(self, *, labels: str | None = None) -> AsyncIterator[Change[Node]]:
+    def watch_nodes(self, *, labels: str | None = None) -> AsyncGenerator[Change[Node], None]:
         """Every node, SYNCED, then every change."""
         return self._watch("/api/v1/nodes", node_from, _selection(labels=labels))
 
@@ -303,7 +303,7 @@ class KubeClient:
         raise_for(answer, f"delete MediaResource {name}")
         return True
 
-    def watch_media_resources(self) -> AsyncIterator[Change[MediaResource]]:
+    def watch_media_resources(self) -> AsyncGenerator[Change[MediaResource], None]:
         """Every MediaResource, SYNCED, then every change."""
         return self._watch(_MEDIA, media_resource_from, {})
 
@@ -426,7 +426,7 @@ class KubeClient:
 
     def _watch(
         self, path: str, decode: Callable[[Mapping[str, Any]], T], query: dict[str, str]
-    ) -> AsyncIterator[Change[T]]:
+    ) -> AsyncGenerator[Change[T], None]:
         return Watching(self._transport, path, query, decode, self._random).changes()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from shared.errors import Temporary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from shared.kube.models import (
         Change,
@@ -163,19 +163,19 @@ class Kube(Protocol):
         node: str | None = None,
         namespace: str | None = None,
         labels: str | None = None,
-    ) -> AsyncIterator[Change[Pod]]:
+    ) -> AsyncGenerator[Change[Pod], None]:
         """Every pod that is there, SYNCED, then every change, for ever.
 
         Survives a restart of the server and an expired resourceVersion: it lists again and tells what changed
-        meanwhile, deletions included.
+        meanwhile, deletions included. Close it (``contextlib.aclosing``) to end the watch at once.
         """
         ...
 
-    def watch_nodes(self, *, labels: str | None = None) -> AsyncIterator[Change[Node]]:
+    def watch_nodes(self, *, labels: str | None = None) -> AsyncGenerator[Change[Node], None]:
         """The same for nodes."""
         ...
 
-    def watch_media_resources(self) -> AsyncIterator[Change[MediaResource]]:
+    def watch_media_resources(self) -> AsyncGenerator[Change[MediaResource], None]:
         """The same for MediaResources."""
         ...
 

@@ -18,7 +18,7 @@ from shared.kube.models import Change, ChangeKind
 from shared.kube.transport import Transport, raise_for
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from random import Random
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Watching(Generic[T]):
     _known: dict[str, tuple[str, T]] = field(default_factory=dict)
     _version: str = ""
 
-    async def changes(self) -> AsyncIterator[Change[T]]:
+    async def changes(self) -> AsyncGenerator[Change[T], None]:
         """Everything that stands, SYNCED, then every change; survives whatever `Temporary` stands for.
 
         Raises:
@@ -76,7 +76,7 @@ class Watching(Generic[T]):
         ceiling_s = min(_BACKOFF_LAST_S, _BACKOFF_FIRST_S * 2.0 ** min(failures, 16))
         return max(asked_s, ceiling_s * self.random.uniform(0.5, 1.0))
 
-    async def _list(self) -> AsyncIterator[Change[T]]:
+    async def _list(self) -> AsyncGenerator[Change[T], None]:
         found: dict[str, tuple[str, T]] = {}
         version, token = "", ""
         while True:
@@ -103,7 +103,7 @@ class Watching(Generic[T]):
                 yield Change(ChangeKind.MODIFIED, item)
         yield Change(ChangeKind.SYNCED, None)
 
-    async def _watch(self) -> AsyncIterator[Change[T]]:
+    async def _watch(self) -> AsyncGenerator[Change[T], None]:
         query = {
             **self.query,
             "watch": "true",

@@ -12,6 +12,11 @@ VERSION: Final = {
     "major": "1",
     "minor": "37",
     "gitVersion": "v1.37.2-simulated",
+    "gitCommit": "simulated",
+    "gitTreeState": "clean",
+    "buildDate": "2026-01-01T00:00:00Z",
+    "goVersion": "none",
+    "compiler": "none",
     "platform": "linux/amd64",
 }
 """A version that clients may compare; the suffix says what it is."""

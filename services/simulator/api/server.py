@@ -47,6 +47,7 @@ class ApiServer:
     Attributes:
         store: the objects; writes here are seen by every watch.
         access_log: every request.
+        url: where it listens; empty before `start`.
         faults: inject with ``faults.inject(Fault(verb="create", path="eviction", status=500))``.
         router: routes of the simulator's own, to be added before `start`.
     """
@@ -64,6 +65,7 @@ class ApiServer:
         self.store = Store(self.clock, random=random, history=history)
         self.access_log = AccessLog(self.clock)
         self.faults = Faults()
+        self.url = ""
         self._bookmark_s = bookmark_s
         self._stopping = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -87,7 +89,8 @@ class ApiServer:
         await site.start()
         self._runner = runner
         bound = runner.addresses[0]
-        return f"http://{bound[0]}:{bound[1]}"
+        self.url = f"http://{bound[0]}:{bound[1]}"
+        return self.url
 
     async def stop(self) -> None:
         """End every watch and close."""
