@@ -16,7 +16,10 @@ from services.console.why import Why
 from services.console.words import colour, say
 from shared.events import AnyEvent, Unknown
 
-console = Console(highlight=False)
+_PIPED_WIDTH = 200
+"""Columns when nobody's terminal tells: tables in a file or a pipe are not folded at 80."""
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
 def as_json(value: Any) -> None:

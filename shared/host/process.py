@@ -4,7 +4,7 @@
 
 `run(host, settings)` is the service; it goes on until it is cancelled. SIGTERM or Ctrl-C cancels it; leaving
 its `async with` blocks finishes lanes and releases the lease; what still runs after `stop_within_s` is cut
-off. An error that the service does not handle ends the process with it in the log: the supervisor starts it again.
+off. An error that the service does not handle ends the process; the supervisor restarts it.
 """
 
 from __future__ import annotations
