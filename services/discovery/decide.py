@@ -20,6 +20,7 @@ from typing import Final, Literal
 from shared.devices.keys import ENGINE_KINDS, EngineKind, engine_id
 from shared.devices.readings import Readings
 from shared.events.parts import HEALTHY, UNHEALTHY, UNKNOWN, Evidence
+from shared.events.world import Check
 from shared.vendors.faults import CLASSES, Fault, lookup
 
 _Seen = tuple[str, str, str]
@@ -81,6 +82,11 @@ class Probe:
     detail: str = ""
     readings: Mapping[str, Readings] = field(default_factory=dict)
 
+    @property
+    def answered(self) -> bool:
+        """All that can be asked has answered: the tool, or sysfs alone where there is no tool."""
+        return self.answer in ("answered", "none")
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -131,8 +137,8 @@ class Standing:
 
     @property
     def restless(self) -> bool:
-        """Worth a second look soon: not healthy, or healthy again but not for long."""
-        return self.verdict != HEALTHY or self.settling > 0
+        """Worth a second look soon: unhealthy, or healthy again but not for long."""
+        return self.verdict == UNHEALTHY or (self.verdict == HEALTHY and self.settling > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +187,9 @@ def judge(
     if not evidence and look.probe is None:
         return remembered, None
     streak = standing.streak + 1 if verdict == standing.verdict else 1
-    settling = limits.settle_windows if verdict != HEALTHY else max(0, standing.settling - 1)
+    settling = limits.settle_windows if verdict == UNHEALTHY else standing.settling
+    if verdict == HEALTHY:
+        settling = max(0, settling - 1)
     said = bool(evidence) or verdict != standing.verdict or verdict != HEALTHY or standing.settling > 0
     remembered = replace(
         remembered,
@@ -200,7 +208,7 @@ def _verdict(standing: Standing, probe: Probe | None, *, counts: bool) -> str:
         return UNHEALTHY
     if probe is None:
         return standing.verdict or UNKNOWN
-    if not probe.present or probe.answer not in ("answered", "none"):
+    if not probe.present or not probe.answered:
         return UNKNOWN
     return HEALTHY
 
@@ -256,7 +264,7 @@ def _from_probe(key: str, vendor: str, standing: Standing, look: Look, limits: L
         seen.append((key, ("tool", "tool-hang" if probe.answer == "hung" else "tool-failed", probe.detail)))
     if probe.present and standing.driver and probe.driver is False:
         seen.append((key, ("tool", "driver-gone", "no driver is bound")))
-    if probe.present and probe.answer == "answered":
+    if probe.present and probe.answered:
         for part, readings in probe.readings.items():
             seen.extend((part, state) for state in _states(readings))
             before = standing.baseline.get(part)
@@ -323,3 +331,64 @@ def _edges(before: Readings, now: Readings, limits: Limits) -> list[_Seen]:
 
 def _risen(before: int | None, now: int | None) -> int:
     return now - before if before is not None and now is not None and now > before else 0
+
+
+PASSED, FAILED, AMBIGUOUS = "passed", "failed", "ambiguous"
+_SKIPPED = "skipped"
+
+
+def examine(
+    before: Probe, after: Probe, *, counted_since: bool, limits: Limits
+) -> tuple[str, tuple[Check, ...]]:
+    """Outcome and checks of a deep check: two probes a while apart, and the kernel log since the request.
+
+    Args:
+        before: the first probe.
+        after: the second one.
+        counted_since: the kernel log said something that counts after the check was asked for.
+        limits: policy.
+    """
+    checks = (
+        _check(
+            "present",
+            passed=before.present and after.present,
+            detail="" if after.present else "not on its bus",
+        ),
+        _check("driver", passed=None if after.driver is None else after.driver, detail=""),
+        _answers(before, after),
+        _quiet(before, after, limits),
+        _check("kernel-log", passed=not counted_since, detail="new fault lines" if counted_since else ""),
+    )
+    outcomes = {check.outcome for check in checks}
+    if FAILED in outcomes:
+        return FAILED, checks
+    return (AMBIGUOUS if "dark" in (before.answer, after.answer) else PASSED), checks
+
+
+def _check(name: str, *, passed: bool | None, detail: str) -> Check:
+    outcome = _SKIPPED if passed is None else PASSED if passed else FAILED
+    return Check(name=name, outcome=outcome, detail=detail)
+
+
+def _answers(before: Probe, after: Probe) -> Check:
+    silent = next((probe for probe in (before, after) if probe.answer in ("hung", "failed")), None)
+    if silent is not None:
+        return _check("tool-answers", passed=False, detail=silent.detail)
+    told = before.answer == after.answer == "answered"
+    return _check("tool-answers", passed=True if told else None, detail=after.detail)
+
+
+def _quiet(before: Probe, after: Probe, limits: Limits) -> Check:
+    """No counter rose in between, and nothing holds that would make the device unhealthy at once."""
+    if not after.readings:
+        return _check("counters-quiet", passed=None, detail="there are no counters")
+    seen = [state for readings in after.readings.values() for state in _states(readings)]
+    for part, readings in after.readings.items():
+        earlier = before.readings.get(part)
+        seen.extend(() if earlier is None else _edges(earlier, readings, limits))
+    bad = [words for _, code, words in seen if code not in _TOLERATED]
+    return _check("counters-quiet", passed=not bad, detail="; ".join(bad))
+
+
+_TOLERATED: Final = frozenset({"temperature", "link-width", "pcie-replays", "health-warning"})
+"""States that a device may have and still be fit for work."""

@@ -109,9 +109,14 @@ async def _file(handle: int, path: Path, poll_s: float) -> AsyncIterator[list[by
                 yield lines
             continue
         await asyncio.sleep(poll_s)
-        try:
-            now = path.stat()
-        except FileNotFoundError:
+        if _is_another(path, inode, position):
             return
-        if now.st_ino != inode or now.st_size < position:
-            return
+
+
+def _is_another(path: Path, inode: int, position: int) -> bool:
+    """The file was replaced, removed, or cut shorter than what was read of it."""
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return True
+    return now.st_ino != inode or now.st_size < position

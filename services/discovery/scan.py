@@ -7,7 +7,8 @@ a problem in a list, never a failure: a host with one broken attribute still has
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -63,7 +64,7 @@ class Scan:
 
 
 @dataclass
-class _Files:
+class Files:
     """Reads small files under a root and remembers what could not be read."""
 
     root: Path
@@ -117,7 +118,7 @@ class _Files:
 
 def scan(root: Path) -> Scan:
     """All accelerators that sysfs under ``root`` shows."""
-    files = _Files(root)
+    files = Files(root)
     found: dict[str, RawDevice] = {}
     for directory in files.entries(root / "sys/bus/pci/devices"):
         device = _pci(files, directory)
@@ -129,7 +130,7 @@ def scan(root: Path) -> Scan:
     return Scan(tuple(found.values()), tuple(files.problems))
 
 
-def _pci(files: _Files, directory: Path) -> RawDevice | None:
+def _pci(files: Files, directory: Path) -> RawDevice | None:
     """A PCI device, when it is an accelerator."""
     vendor_id, device_id = _hex(files, directory / "vendor"), _hex(files, directory / "device")
     pci_class = _hex(files, directory / "class")
@@ -169,9 +170,9 @@ def _pci(files: _Files, directory: Path) -> RawDevice | None:
     )
 
 
-def read_pci(root: Path, bus_address: str, *, files: _Files | None = None) -> Readings:
+def read_pci(root: Path, bus_address: str, *, files: Files | None = None) -> Readings:
     """What sysfs says about a PCI device now: the link in use and, for amdgpu, memory errors."""
-    files = files or _Files(root)
+    files = files or Files(root)
     directory = root / "sys/bus/pci/devices" / bus_address
     errors = re.search(r"ue:\s*([0-9]{1,18})", files.text(directory / "ras/umc_err_count") or "")
     return Readings(
@@ -185,7 +186,7 @@ def read_pci(root: Path, bus_address: str, *, files: _Files | None = None) -> Re
 
 def driver_of(root: Path, bus_address: str) -> str | None:
     """Name of the driver bound to a PCI device; None when there is none."""
-    return _Files(root).target(root / "sys/bus/pci/devices" / bus_address / "driver")
+    return Files(root).target(root / "sys/bus/pci/devices" / bus_address / "driver")
 
 
 def is_present(root: Path, device: RawDevice) -> bool:
@@ -193,6 +194,20 @@ def is_present(root: Path, device: RawDevice) -> bool:
     if ":" in device.bus_address:
         return (root / "sys/bus/pci/devices" / device.bus_address).exists()
     return any((root / "sys/class" / group / device.bus_address).exists() for group in CLASSES)
+
+
+def signature(root: Path) -> frozenset[tuple[str, str | None]]:
+    """What devices and drivers there are, cheap enough to compare every second."""
+    files = Files(root)
+    pci = {
+        (entry.name, files.target(entry / "driver")) for entry in files.entries(root / "sys/bus/pci/devices")
+    }
+    groups = {
+        (f"{group}/{entry.name}", None)
+        for group in CLASSES
+        for entry in files.entries(root / "sys/class" / group)
+    }
+    return frozenset(pci | groups)
 
 
 def _accelerates(vendor: str, pci_class: str | None, pci_id: str) -> bool:
@@ -203,7 +218,7 @@ def _accelerates(vendor: str, pci_class: str | None, pci_id: str) -> bool:
     return pci_class.startswith(_DISPLAY) and vendor != "generic" and vendor not in _ONLY_ACCELERATORS
 
 
-def _class(files: _Files, group: str, directory: Path, found: dict[str, RawDevice]) -> None:
+def _class(files: Files, group: str, directory: Path, found: dict[str, RawDevice]) -> None:
     """An entry of a class directory: more about a PCI device, or a device without a bus."""
     try:
         name = normalise_bus_address(directory.name)
@@ -243,7 +258,7 @@ def _class(files: _Files, group: str, directory: Path, found: dict[str, RawDevic
     )
 
 
-def _hex(files: _Files, path: Path) -> str | None:
+def _hex(files: Files, path: Path) -> str | None:
     """``0x10de`` as ``10de``."""
     text = files.text(path, needed=True)
     if text is None:
@@ -254,7 +269,7 @@ def _hex(files: _Files, path: Path) -> str | None:
     return text[2:].lower()
 
 
-def _generation(files: _Files, path: Path) -> int | None:
+def _generation(files: Files, path: Path) -> int | None:
     """``16.0 GT/s PCIe`` as 4."""
     text = files.text(path)
     return _GENERATIONS.get(text.split(" ", maxsplit=1)[0]) if text else None
@@ -312,7 +327,7 @@ def _join(seen: RawDevice, device: RawDevice) -> RawDevice:
 
 
 def carry_over(
-    fresh: Iterable[RawDevice], before: Iterable[RawDevice], silent: frozenset[str]
+    fresh: Iterable[RawDevice], before: Iterable[RawDevice], silent: AbstractSet[str]
 ) -> tuple[RawDevice, ...]:
     """Keep what a tool said earlier about devices for which it is silent now.
 
@@ -322,13 +337,14 @@ def carry_over(
     Args:
         fresh: devices of this scan.
         before: devices of the last one.
-        silent: vendors whose tool did not answer this time.
+        silent: keys of the physical devices about which their tool said nothing this time.
     """
     devices = {device.key: device for device in fresh}
     for old in before:
-        if old.vendor not in silent:
+        physical = device_key(old.vendor, old.bus_address)
+        if physical not in silent:
             continue
-        new = devices.get(device_key(old.vendor, old.bus_address))
+        new = devices.get(physical)
         if new is None or new.raw.get("pci", {}).get("pci_id") != old.raw.get("pci", {}).get("pci_id"):
             continue
         if old.partition is not None:
@@ -343,3 +359,27 @@ def carry_over(
             }
         )
     return tuple(devices.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What changed from one inventory to the next; removed ones as they were last seen."""
+
+    discovered: tuple[RawDevice, ...]
+    changed: tuple[RawDevice, ...]
+    removed: tuple[RawDevice, ...]
+
+
+def compare(before: Mapping[str, RawDevice], after: Mapping[str, RawDevice]) -> Difference:
+    """What changed, by key. Readings are no part of a device, and what sources complain about is neither."""
+    return Difference(
+        tuple(device for key, device in after.items() if key not in before),
+        tuple(
+            device for key, device in after.items() if key in before and _facts(device) != _facts(before[key])
+        ),
+        tuple(device for key, device in before.items() if key not in after),
+    )
+
+
+def _facts(device: RawDevice) -> tuple[object, ...]:
+    return device.serial, device.parent, device.raw, frozenset(device.sources)

@@ -92,6 +92,14 @@ def parse(line: str | bytes) -> KernelEvidence | None:
     return None
 
 
+def sequence_of(record: str | bytes) -> int | None:
+    """Number of a kmsg record since boot; None for plain text and continuation lines."""
+    if isinstance(record, bytes):
+        record = record.decode("utf-8", "replace")
+    match = _RECORD.match(record)
+    return int(match[2]) if match else None
+
+
 _Said = tuple[str, str, str | None]
 
 

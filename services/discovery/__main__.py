@@ -1,0 +1,8 @@
+"""Start the discovery of this node: `python -m services.discovery`."""
+
+from services.discovery.service import SERVICE, run
+from services.discovery.settings import DiscoverySettings
+from shared.host import main
+
+if __name__ == "__main__":
+    main(SERVICE, DiscoverySettings, run)
