@@ -122,6 +122,7 @@ class Discovery:
         self._started_s = clock.monotonic()
         self._rounds: dict[str, asyncio.Event] = {}
         self._probing: set[str] = set()
+        self._dark: set[str] = set()
 
     @property
     def devices(self) -> Mapping[str, RawDevice]:
@@ -206,6 +207,7 @@ class Discovery:
             asked = [self._here.devices.get(device.key, device) for device in self._found(vendor)]
             look = await tools.ask(tool, program, asked, deadline_s=self._settings.tool_deadline_s)
             self._count(tool, look)
+        (self._dark.add if look.dark else self._dark.discard)(vendor)
         self._take(vendor, look)
         for device in self._here.physical(vendor):
             self._judge(device, look, asked=program is not None)
@@ -295,8 +297,11 @@ class Discovery:
             return self._probe(device, tools.Look(), asked=False)
         deadline_s = self._settings.tool_deadline_s
         look = await tools.ask_one(tool, program, device, deadline_s=deadline_s)
-        if look.answers.get(device.key) == "failed":  # or its name for the tool is not what we think: ask for all
-            look = await tools.ask(tool, program, (device,), deadline_s=deadline_s)
+        if look.answers.get(device.key) == "failed":
+            # Perhaps the tool knows it by another name than we think: its description of all devices decides.
+            everything = await tools.ask(tool, program, (device,), deadline_s=deadline_s)
+            if not everything.dark or device.vendor in self._dark:
+                look = everything
         self._count(tool, look)
         return self._probe(device, look, asked=True)
 
