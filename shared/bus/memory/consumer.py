@@ -20,10 +20,20 @@ from shared.events import escape
 class Consumer:
     """One consumer of one stream, durable or not."""
 
-    def __init__(self, stream: Stream, subscription: Subscription, *, start: int, clock: Clock) -> None:
-        """Args: start: the first sequence that it may deliver."""
+    def __init__(
+        self, stream: Stream, subscription: Subscription, *, start: int, number: int, clock: Clock
+    ) -> None:
+        """Make one.
+
+        Args:
+            stream: what it reads.
+            subscription: what it lets through, and its limits.
+            start: the first sequence that it may deliver.
+            number: of the lease that it belongs to; 0 for none.
+            clock: the time.
+        """
         self.stream = stream
-        self.start = start
+        self.number = number
         self.deleted = asyncio.Event()
         self._clock = clock
         self._facts = frozenset(payload.kind.fact for payload in subscription.types)

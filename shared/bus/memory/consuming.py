@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from shared.bus.consumption import FIRST_DOMAIN, STOP_WITHIN_S, Flow, in_order, lanes_for
-from shared.bus.intake import Intake
+from shared.bus.intake import EPOCH, Intake
 from shared.bus.memory.consumer import Consumer
 from shared.bus.memory.leases import MemoryLease
 from shared.bus.memory.server import Link, MemoryServer
@@ -63,43 +64,36 @@ class _Feed:
         """What is on its way: due time and arrival, in order."""
         self._timer: asyncio.Handle | None = None
         self.intake: Intake
-        self.reached = asyncio.Event()
-        """The intake has caught up."""
 
-    def open(self, lease: MemoryLease | None) -> None:
-        """Make the consumer (anew) and let it deliver."""
+    def open(self, lease: MemoryLease | None) -> asyncio.Event:
+        """Make the consumer (anew) and let it deliver; the event is set when another holder deletes it."""
         server, intake = self._server, self.intake
-        self.reached.clear()
         subscription, key = intake.subscription, (intake.service, intake.subscription.domain)
         stream = server.aged(subscription.domain)
-        if self._consumer is not None and self._consumer.stream is not stream:
+        if intake.stream_created not in (EPOCH, stream.created):
             intake.rebuilt()
-        after = None
-        if self._consumer is not None:
-            start = intake.resume_at
-        elif lease is not None and key in server.durables:
-            after = server.durables[key].floor
-            start = after + 1
-            if lease.expired:
-                server.expired_up_to[key] = max(
-                    server.expired_up_to.get(key, 0), server.durables[key].delivered
-                )
-        elif subscription.history:
-            start = 1
-        else:
-            after = stream.last_sequence
-            start = after + 1
-        intake.suspects_up_to = server.expired_up_to.get(key, 0) if lease is not None else 0
-        consumer = self._consumer = Consumer(stream, subscription, start=start, clock=server.clock)
+        intake.stream_created = stream.created
+        before = server.durables.get(key) if lease is not None else None
+        start = intake.resume_at
+        if self._consumer is None:
+            start = 1 if subscription.history else stream.last_sequence + 1
+            if lease is not None and before is not None:
+                start = before.floor + 1
+                if lease.expired and before.number != lease.number:
+                    intake.suspects_up_to = before.delivered
+        after = start - 1 if self._consumer is None else None
+        consumer = self._consumer = Consumer(
+            stream, subscription, start=start, number=lease.number if lease else 0, clock=server.clock
+        )
         server.consumers[subscription.domain].add(consumer)
         if lease is not None:
-            before = server.durables.get(key)
             server.durables[key] = consumer
             if before is not None:
                 server.consumers[subscription.domain].discard(before)
                 before.delete()
         intake.begin(remaining=consumer.remaining, after=after)
         consumer.attach(self._send, self._send_end)
+        return consumer.deleted
 
     def stop_pulling(self) -> None:
         """Nothing more is delivered; what is held can still be acknowledged."""
@@ -115,15 +109,6 @@ class _Feed:
         self.stop_pulling()
         if self._consumer is not None and not durable:
             self._server.consumers[self.intake.subscription.domain].discard(self._consumer)
-
-    @property
-    def deleted(self) -> bool:
-        """Another holder deleted the consumer."""
-        return self._consumer is not None and self._consumer.deleted.is_set()
-
-    def ended(self) -> list[asyncio.Event]:
-        """Set when another holder deletes the consumer."""
-        return [] if self._consumer is None else [self._consumer.deleted]
 
     async def acknowledge(self, token: str) -> None:
         """The message is done with."""
@@ -172,8 +157,10 @@ class _Feed:
     def _arrive(self, message: Message) -> None:
         token = str(message.sequence)
         held = self.intake.offer(message.subject, message.body, message.sequence, message.stored_at, token)
-        if not held and self._consumer is not None:
-            self._consumer.acknowledge(message.sequence)
+        if self._consumer is not None:
+            self.intake.lag = self._consumer.stream.last_sequence - self._consumer.delivered
+            if not held:
+                self._consumer.acknowledge(message.sequence)
         faults = self._server.faults
         if faults.happens(faults.duplicate):
             self._fly(lambda: self._arrive(message))
@@ -218,56 +205,58 @@ async def consuming(
             feed.intake.starts = _Starts(server, service, subscription.domain, settle)
         feeds.append(feed)
     flow = Flow(lanes, [feed.intake for feed in feeds], server.clock)
-    for feed in feeds:
-        feed.intake.on_caught_up = _both(feed.reached.set, feed.intake.on_caught_up)
-    tasks = [asyncio.create_task(_listen(flow, feeds, link, lease), name=f"{service}-listen")]
+    when_cut = {flow.interrupted, *(feed.stop_pulling for feed in feeds)}
+    link.listeners |= when_cut
+    listening = [
+        asyncio.create_task(
+            _listen(flow, feed, link, lease), name=f"{service}-{feed.intake.subscription.domain}"
+        )
+        for feed in feeds
+    ]
+    tasks = list(listening)
     tasks += [asyncio.create_task(feed.intake.sign_for_all(), name=f"{service}-signs") for feed in feeds]
     if lease is not None:
         tasks.append(asyncio.create_task(_yield_when_lost(flow, lease), name=f"{service}-lease"))
     try:
         yield flow
     finally:
-        tasks[0].cancel()
-        await asyncio.gather(tasks[0], return_exceptions=True)
+        link.listeners -= when_cut
+        await _cancel(listening)
         for feed in feeds:
             feed.stop_pulling()
         try:
             await lanes.stop(STOP_WITHIN_S)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _cancel(tasks)
             for feed in feeds:
                 feed.shut(durable=lease is not None)
                 feed.intake.close()
 
 
-async def _listen(flow: Flow, feeds: list[_Feed], link: Link, lease: MemoryLease | None) -> None:
-    """Open the consumers whenever the link is up; commands catch up before anything else is heard."""
+async def _listen(flow: Flow, feed: _Feed, link: Link, lease: MemoryLease | None) -> None:
+    """Open a consumer whenever the link is up; commands catch up before anything else is heard."""
+    first = flow.intakes[0]
+    waits = feed.intake is not first and first.subscription.domain == FIRST_DOMAIN
     while True:
         await link.up.wait()
         broken = link.broken
-        for feed in feeds:
-            if broken.is_set() or feed.deleted or (lease is not None and lease.remaining_s() <= 0):
-                break
-            feed.open(lease)
-            if feed.intake.subscription.domain == FIRST_DOMAIN:
-                await _first(feed.reached, broken, *feed.ended())
-        else:
-            if not broken.is_set():
-                flow.listening()
-        await _first(broken, *(event for feed in feeds for event in feed.ended()))
-        if any(feed.deleted for feed in feeds):
+        if waits:
+            await flow.until(first)
+        if lease is not None and lease.remaining_s() <= 0:
+            return
+        if broken.is_set():
+            continue
+        deleted = feed.open(lease)
+        await _first(broken, deleted)
+        if not broken.is_set():
             flow.lanes.fail(LeaseLost("another holder deleted the consumer"))
             return
-        flow.interrupted()
-        for feed in feeds:
-            feed.shut(durable=lease is not None)
+        feed.shut(durable=lease is not None)
 
 
 async def _yield_when_lost(flow: Flow, lease: MemoryLease) -> None:
     await lease.lost()
-    flow.lanes.fail(LeaseLost(f"the lease {lease.name} ({lease.number}) was lost"))
+    flow.lanes.fail(LeaseLost(f"the lease {lease.name} ({lease.number}) is over"))
 
 
 async def _first(*events: asyncio.Event) -> None:
@@ -276,14 +265,10 @@ async def _first(*events: asyncio.Event) -> None:
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        await _cancel(waits)
 
 
-def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        first()
-        then()
-
-    return call
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -107,8 +107,6 @@ class MemoryServer:
         self.consumers: dict[str, set[Consumer]] = {domain: set() for domain in DOMAINS}
         self.durables: dict[tuple[str, str], Consumer] = {}
         """(service, domain) to the durable of the lease's last holder."""
-        self.expired_up_to: dict[tuple[str, str], int] = {}
-        """(service, domain) to the last sequence that a holder had when its lease expired."""
         self.starts: dict[tuple[str, str, int], int] = {}
         """(service, domain, sequence) to the starts counted for it."""
         self.seats: dict[str, Seat] = {}
@@ -184,9 +182,8 @@ class MemoryServer:
         for consumer in self.consumers[domain]:
             consumer.delete()
         self.consumers[domain].clear()
-        for memory in (self.durables, self.expired_up_to):
-            for key in [key for key in memory if key[1] == domain]:
-                del memory[key]
+        for key in [key for key in self.durables if key[1] == domain]:
+            del self.durables[key]
 
     def _empty(self, domain: str, *, after: datetime | None = None) -> Stream:
         """A new stream; never created at the moment of the one before it."""

@@ -1,0 +1,137 @@
+"""NATS for the contract suite: a server of its own for each test, and a wire to it for each bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from nats.aio.client import Client
+
+from shared.bus.nats.bus import NatsBus, connect
+from shared.bus.port import Bus
+from shared.bus.provision import provision
+from shared.bus.server import EmbeddedServer
+from tests.contract.bus.world import WITHIN_S
+
+DUPLICATE_WINDOW_S = 1.0
+LEASE_TTL_S = 1
+
+
+class Wire:
+    """A TCP relay in front of the server, which can be cut."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self._listener: asyncio.Server | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def open(self) -> None:
+        """Let connections through."""
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def cut(self) -> None:
+        """End what is connected, and refuse what comes."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relay = asyncio.ensure_future(self._relay(reader, writer))
+        self._pumps.add(relay)
+        relay.add_done_callback(self._pumps.discard)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        except OSError:
+            writer.close()
+            return
+        there = asyncio.ensure_future(_pump(reader, server_writer))
+        back = asyncio.ensure_future(_pump(server_reader, writer))
+        try:
+            await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            there.cancel()
+            back.cancel()
+            await asyncio.gather(there, back, return_exceptions=True)
+            writer.close()
+            server_writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+
+class NatsWorld:
+    """A provisioned nats-server."""
+
+    lease_ttl_s = float(LEASE_TTL_S)
+    duplicate_window_s = DUPLICATE_WINDOW_S
+
+    def __init__(self, server: EmbeddedServer, stack: AsyncExitStack) -> None:
+        self._server = server
+        self._stack = stack
+        self._wires: dict[int, Wire] = {}
+
+    async def bus(self, service: str = "tester", instance: str = "0") -> Bus:
+        wire = Wire(self._server.port)
+        await wire.open()
+        self._stack.push_async_callback(wire.cut)
+        url = f"nats://127.0.0.1:{wire.port}"
+        bus = await self._stack.enter_async_context(connect(url, service=service, instance=instance))
+        self._wires[id(bus)] = wire
+        return bus
+
+    async def raw(self, subject: str, body: bytes) -> None:
+        client = Client()
+        await client.connect(self._server.url)
+        try:
+            await client.jetstream().publish(subject, body)
+        finally:
+            await client.close()
+
+    async def partition(self, bus: Bus) -> None:
+        assert isinstance(bus, NatsBus)
+        broke = asyncio.Event()
+        bus.link.on_break.append(broke.set)
+        await self._wires[id(bus)].cut()
+        async with asyncio.timeout(WITHIN_S):
+            await broke.wait()
+        bus.link.on_break.remove(broke.set)
+
+    async def heal(self, bus: Bus) -> None:
+        assert isinstance(bus, NatsBus)
+        await self._wires[id(bus)].open()
+        await bus.link.until_connected(WITHIN_S)
+
+    async def restart(self) -> None:
+        await self._server.restart()
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+async def provisioned(directory: Path) -> None:
+    """Make a store that a server can start from, once for all tests."""
+    async with EmbeddedServer(directory) as server:
+        await provision(server.url, dedup_window_s=DUPLICATE_WINDOW_S)
+
+
+@asynccontextmanager
+async def nats_world(template: Path, directory: Path) -> AsyncIterator[NatsWorld]:
+    """A fresh server that starts from the template."""
+    shutil.copytree(template / "store", directory / "store")
+    async with EmbeddedServer(directory) as server, AsyncExitStack() as stack:
+        yield NatsWorld(server, stack)
