@@ -93,10 +93,14 @@ def main(service: str, settings: type[SettingsT], run: Run[SettingsT]) -> None:
         raise SystemExit(2) from None
     try:
         with asyncio.Runner() as runner:
-            runner.run(_Process(service, shared, own, run).live())
+            runner.run(_live(service, shared, own, run))
     except FleetError as error:
         log.error("stopped", reason=str(error))
         raise SystemExit(1) from None
+
+
+async def _live(service: str, shared: SharedSettings, own: SettingsT, run: Run[SettingsT]) -> None:
+    await _Process(service, shared, own, run).live()
 
 
 class _Watch:
