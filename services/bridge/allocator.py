@@ -123,7 +123,6 @@ class Allocator:
         self._say = say
         self._boot_id = boot_id
         self._absent: dict[str, datetime] = {}
-        self._fences: dict[str, Cause] = {}
         self._misaligned: set[PodRef] = set()
         self._wake = asyncio.Event()
         loaded, known = ledgers.load(), nodes.load()
@@ -131,6 +130,7 @@ class Allocator:
             if problem:
                 log.error("unreadable books were set aside", reason=problem, now_at=str(aside))
         self._ledger = loaded.record or Ledger(ledger_id=fresh_id)
+        self._rebuilt = loaded.record is not None
         self._node = (known.record or NodeRecord()).next_start()
         self._open = known.record is not None
         self._nodes.save(self._node)
@@ -189,7 +189,7 @@ class Allocator:
                 node = node.with_window(key, Window(boot_id=fact.boot_id, window_id=fact.window_id))
             case remediation.Quarantined() if fact.epoch >= before.epoch:
                 if node.fenced.get(key, 0) < fact.epoch:
-                    self._fences[key] = Cause.of(event)
+                    node = node.with_question(key, event)
                     self._wake.set()
             case _:
                 pass
@@ -221,6 +221,9 @@ class Allocator:
             AllocationRefused: they may not be given; says why.
             Refused: the ledger cannot be written.
         """
+        if not self._rebuilt:
+            # What pods hold from before is not in the ledger yet; to give now might be to give it twice.
+            await self.agree()
         decision = self._decide(resource, ids)
         if isinstance(decision, decide.Wanted) and decision.holders:
             # The kubelet frees a finished pod's ids in silence: ask whether it still lists the holders.
@@ -309,6 +312,7 @@ class Allocator:
             log.warning("held by a pod that cannot be named", ids=found.unresolved)
         for step in found.steps:
             self._take(step, now)
+        self._rebuilt = self._rebuilt or seen is not None
         self._settle()
         for pod, keys in misaligned(self._ledger).items():
             if pod not in self._misaligned:
@@ -321,7 +325,7 @@ class Allocator:
     @property
     def busy(self) -> bool:
         """Somebody waits for the next look: a quarantine, or a grant whose pod is not known."""
-        return bool(self._fences) or any(each.state is State.GRANTED for each in self._ledger.live)
+        return bool(self._node.questions) or any(each.state is State.GRANTED for each in self._ledger.live)
 
     async def news(self) -> None:
         """Return when there is a reason to look before the usual time."""
@@ -331,6 +335,8 @@ class Allocator:
     # Inside
 
     def _decide(self, resource: str, ids: Sequence[str]) -> decide.Wanted | decide.Refusal:
+        if not self._rebuilt:
+            return decide.Refusal(f"{resource}: the ledger is new and pod resources cannot be read yet")
         return decide.allocate(
             resource,
             ids,
@@ -371,7 +377,7 @@ class Allocator:
             case Release():
                 self._ledger = self._ledger.release(step.allocation_id, step.reason, now)
             case Adopt():
-                log.warning("adopted from the kubelet", pod=str(step.pod), resource=step.resource)
+                log.warning("adopted from the kubelet", pod=str(step.pod or "?"), resource=step.resource)
                 self._ledger, _ = self._ledger.adopt(
                     step.resource, step.shares, now, step.pod, step.container
                 )
@@ -386,39 +392,39 @@ class Allocator:
             count = sum(1 for each in self._ledger.allocations if each.state is state)
             _ALLOCATIONS.labels(state.value).set(count)
 
-    async def _told(self) -> dict[str, Cause]:
-        """The quarantines of which the kubelet has been told: those that stood before it was."""
-        due = dict(self._fences)
-        if due:
+    async def _told(self) -> tuple[str, ...]:
+        """Devices whose quarantine the kubelet has been told of: it stood before the lists went out."""
+        asked = tuple(self._node.questions)
+        if asked:
             try:
                 async with asyncio.timeout(self._policy.tell.total_seconds()):
                     await self._board.until_told()
             except TimeoutError:
-                log.warning("the kubelet does not take its device list", waiting=list(due))
-                return {}
-        return due
+                log.warning("the kubelet does not take its device list", waiting=asked)
+                return ()
+        return asked
 
-    def _fence(self, told: dict[str, Cause], seen: Owners | None) -> None:
-        for key, cause in told.items():
-            standing = self.standing(key)
-            if not standing.quarantined or self._node.fenced.get(key, 0) >= standing.epoch:
-                self._fences.pop(key, None)
+    def _fence(self, told: Sequence[str], seen: Owners | None) -> None:
+        """Answer the quarantines of these devices, as far as everybody who holds them is known."""
+        for key in told:
+            question, standing = self._node.questions.get(key), self.standing(key)
+            if question is None:
                 continue
-            if seen is None:
-                continue  # a fence names everybody; who cannot look does not know everybody
+            if not standing.quarantined or self._node.fenced.get(key, 0) >= standing.epoch:
+                self._node, self._unsaved = self._node.without_question(key), True
+                continue
             found = holders(key, standing, self._ledger, seen)
-            if found.unsettled:
+            if seen is None or found.unsettled:
                 continue
             window = self._node.windows.get(key) or Window(boot_id=self._boot_id, window_id=0)
             fact = world.Fenced(epoch=standing.epoch, holders=found.pods, as_of=window)
-            self._say(fact, key, cause)
-            self._node = self._node.with_fence(key, standing.epoch)
+            self._say(fact, key, question.cause)
+            self._node = self._node.without_question(key, fenced=standing.epoch)
             self._unsaved = True
-            self._fences.pop(key, None)
             _FENCES.inc()
             log.info("fenced", device=key, epoch=standing.epoch, holders=[str(pod) for pod in found.pods])
         self._save_node()
-        _FENCES_OPEN.set(len(self._fences))
+        _FENCES_OPEN.set(len(self._node.questions))
 
     def _replace(self, node: NodeRecord) -> None:
         """Take over new books of the node; only what changes what is offered is worth a write."""
@@ -426,7 +432,8 @@ class Allocator:
         if node.devices != before.devices:
             self._catalogue = self._offered()
             self._ledger = self._ledger.learn(self._catalogue)
-        if (node.devices, node.standings) != (before.devices, before.standings):
+        changed = (node.devices, node.standings, node.questions)
+        if changed != (before.devices, before.standings, before.questions):
             self._unsaved = True
             self._save_node()
             if self._open:

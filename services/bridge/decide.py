@@ -127,9 +127,9 @@ def prefer(
 ) -> list[str]:
     """The ids that fit best together: a hint that the kubelet asks for, so it is always answered.
 
-    In order: what must be included; the same device as that, or as what the same container seems to be
-    getting under another resource; the same NUMA node; engines and devices that are in use already, so that
-    whole ones stay free; a device that has just enough left.
+    In order: what must be included; what the ledger has free; the same device as that, or as what the same
+    container seems to be getting under another resource; the same NUMA node; engines and devices that are in
+    use already, so that whole ones stay free; a device that has just enough left.
 
     Args:
         available: ids that the kubelet may choose from.
@@ -175,6 +175,7 @@ class _Near:
 def _rank(share: Share, near: _Near, room: int, occupied: Occupancy) -> tuple[bool | int | float | str, ...]:
     """How well a share fits, lowest best; the order is that of `prefer`'s docstring."""
     return (
+        bool(occupied.in_the_way(share)),
         share.device not in near.devices,
         bool(near.numas) and share.numa not in near.numas,
         room < near.missing,

@@ -205,10 +205,12 @@ class Ledger(BaseModel):
         return self._added(resource, shares, {"state": State.RESERVED, "since": now})
 
     def adopt(
-        self, resource: str, shares: Sequence[Share], now: datetime, pod: PodRef, container: str
+        self, resource: str, shares: Sequence[Share], now: datetime, pod: PodRef | None, container: str
     ) -> tuple[Ledger, tuple[Allocation, ...]]:
         """Enter what the kubelet says a pod holds and the ledger does not know: the kubelet is right."""
-        state = {"state": State.BOUND, "since": now, "pod": pod, "container": container}
+        state: dict[str, Any] = {"state": State.GRANTED, "since": now}
+        if pod is not None:
+            state = {"state": State.BOUND, "since": now, "pod": pod, "container": container}
         return self._added(resource, shares, state)
 
     def grant(self, allocation_ids: Iterable[str], now: datetime) -> Ledger:

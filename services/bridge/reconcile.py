@@ -38,11 +38,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """A pod holds these ids and the ledger does not know of it."""
+    """A pod holds these ids and the ledger does not know of it.
+
+    Attributes:
+        pod: None while it cannot be named: the ids are taken all the same.
+    """
 
     resource: str
     shares: tuple[Share, ...]
-    pod: PodRef
+    pod: PodRef | None
     container: str
 
 
@@ -139,23 +143,21 @@ def _adoptions(
     owners: Owners, entered: Collection[tuple[str, str]], catalogue: Catalogue
 ) -> tuple[list[Adopt], list[str]]:
     """What pods hold without the ledger's knowledge, and what cannot be named."""
-    groups: dict[tuple[str, PodRef, str], list[Share]] = {}
+    groups: dict[tuple[str, Owner], list[Share]] = {}
     unnamed: list[str] = []
     for (resource, id_), owner in sorted(owners.items(), key=lambda item: item[0]):
         if (resource, id_) in entered:
             continue
+        if owner.pod is None:
+            unnamed.append(f"{id_} of {resource}")
         try:
             share = catalogue.get(resource, {}).get(id_) or from_id(id_)
         except BadInput:
             unnamed.append(f"{id_} of {resource}")
             continue
-        if owner.pod is None:
-            unnamed.append(f"{id_} of {resource}")
-        else:
-            groups.setdefault((resource, owner.pod, owner.container), []).append(share)
-    return [
-        Adopt(resource, tuple(s), pod, container) for (resource, pod, container), s in groups.items()
-    ], unnamed
+        groups.setdefault((resource, owner), []).append(share)
+    adopted = [Adopt(each, tuple(held), owner.pod, owner.container) for (each, owner), held in groups.items()]
+    return adopted, unnamed
 
 
 def stale(holders: Iterable[Allocation], sighting: Sighting, now: datetime, settle: timedelta) -> list[str]:

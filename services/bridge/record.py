@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from services.bridge.standing import Standing
 from shared.devices.model import UnifiedDevice
+from shared.events import AnyEvent, Cause
 from shared.events.parts import Window
 from shared.events.world import Withdrawn
 
@@ -32,6 +33,21 @@ class Heard(BaseModel):
         return (other.created, other.sequence) <= (self.created, self.sequence)
 
 
+class Question(BaseModel):
+    """A quarantine that asks who holds the device, kept until it is answered: the event that asked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    event_id: str
+    correlationid: str | None = None
+    traceparent: str | None = None
+
+    @property
+    def cause(self) -> Cause:
+        """The answer's cause."""
+        return Cause(self.event_id, self.event_id, self.correlationid, self.traceparent)
+
+
 class NodeRecord(BaseModel):
     """The node's books besides the ledger. Immutable: each step returns the next one."""
 
@@ -43,6 +59,7 @@ class NodeRecord(BaseModel):
     standings: dict[str, Standing] = Field(default_factory=dict)
     windows: dict[str, Window] = Field(default_factory=dict, description="last health window by device")
     fenced: dict[str, int] = Field(default_factory=dict, description="last epoch answered by device")
+    questions: dict[str, Question] = Field(default_factory=dict, description="quarantines to answer")
     withdrawals: dict[str, Withdrawn] = Field(default_factory=dict, description="not answered by an epoch")
     heard: dict[str, Heard] = Field(default_factory=dict, description="by domain")
 
@@ -78,6 +95,13 @@ class NodeRecord(BaseModel):
         """The last health window of a device."""
         return self.model_copy(update={"windows": {**self.windows, key: window}})
 
-    def with_fence(self, key: str, epoch: int) -> Self:
-        """A quarantine was answered."""
-        return self.model_copy(update={"fenced": {**self.fenced, key: epoch}})
+    def with_question(self, key: str, event: AnyEvent) -> Self:
+        """A quarantine asks who holds the device."""
+        asked = Question(event_id=event.id, correlationid=event.correlationid, traceparent=event.traceparent)
+        return self.model_copy(update={"questions": {**self.questions, key: asked}})
+
+    def without_question(self, key: str, *, fenced: int | None = None) -> Self:
+        """The quarantine of this epoch was answered; without one, the question is moot."""
+        rest = {each: asked for each, asked in self.questions.items() if each != key}
+        answered = self.fenced if fenced is None else {**self.fenced, key: fenced}
+        return self.model_copy(update={"questions": rest, "fenced": answered})

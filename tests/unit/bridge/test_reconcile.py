@@ -4,12 +4,11 @@ from datetime import datetime
 
 import pytest
 
-from services.bridge.identity import Checkpointed, Owner, Sighting
+from services.bridge.identity import Checkpointed, Owner, Owners, Sighting
 from services.bridge.ledger import Ledger
 from services.bridge.reconcile import (
     Adopt,
     Bind,
-    Owners,
     Reconciliation,
     Release,
     holders,
@@ -119,7 +118,9 @@ def test_an_owner_without_uid_is_waited_for_and_never_guessed() -> None:
     assert compare(holding(ID), nameless) == Reconciliation(unresolved=(f"{ID} of {NVENC}",))
     assert compare(bound("a", ID), nameless) == Reconciliation()
     assert compare(bound("b", ID), nameless).unresolved == (f"{ID} of {NVENC}",)
-    assert compare(EMPTY, nameless).unresolved == (f"{ID} of {NVENC}",)
+    taken = compare(EMPTY, nameless)
+    assert taken.steps == (Adopt(NVENC, (KNOWN[NVENC][ID],), None, "main"),)
+    assert taken.unresolved == (f"{ID} of {NVENC}",)
 
 
 def test_ids_under_our_domain_that_are_none_of_ours_are_named_and_left_alone() -> None:
