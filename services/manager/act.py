@@ -55,6 +55,7 @@ class Projection:
     async def run(self, caught_up: Callable[[], Awaitable[None]]) -> None:
         """Write for ever; nothing before the facts of the past are all in, so no old state is shown."""
         await caught_up()
+        self.resync()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._waiting.wait()

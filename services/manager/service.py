@@ -17,9 +17,9 @@ from shared.bus.port import Lease
 from shared.clock import Clock
 from shared.deciders.protocol import Effect
 from shared.deciders.runner import Runner
-from shared.events import AnyEvent, Entity, Payload
+from shared.events import AnyEvent, Entity, Payload, Unknown
 from shared.events.world import Changed, Discovered, FoundDevice, Heartbeat, InventoryStated, Removed
-from shared.host import Host
+from shared.host import Host, alongside
 from shared.kube.client import connect
 
 _INVENTORY = (Discovered, Changed, Removed)
@@ -102,18 +102,23 @@ class Manager:
             self._projection = Projection(
                 self._fleet, host.bus, kube, host.shared.resource_domain, at_once=settings.project_at_once
             )
-            beside = [
-                asyncio.create_task(
-                    self._projection.run(lambda: _until_caught_up(runner)), name="projection"
-                ),
-                asyncio.create_task(self._sweep(runner), name="silence"),
-            ]
-            try:
-                await runner.run(lease)
-            finally:
-                for task in beside:
-                    task.cancel()
-                await asyncio.gather(*beside, return_exceptions=True)
+            await self._recover()
+            await alongside(
+                runner.run(lease),
+                self._projection.run(lambda: _until_caught_up(runner)),
+                self._sweep(runner),
+            )
+
+    async def _recover(self) -> None:
+        """Read what the streams keep: a consumer taken over begins where its last holder stood."""
+        by_domain: dict[str, list[type[Payload]]] = {}
+        for payload in self.hears:
+            if payload is not Heartbeat:
+                by_domain.setdefault(payload.kind.domain, []).append(payload)
+        for domain, types in by_domain.items():
+            async for record in self._host.bus.history(domain, types=tuple(types)):
+                if not isinstance(record.event, Unknown):
+                    self.observe(record.event)
 
     # ---------------------------------------------------------------- hands of the registrar
 
