@@ -105,7 +105,7 @@ async def _live(service: str, shared: SharedSettings, own: SettingsT, run: Run[S
 
 async def alongside(*work: Coroutine[object, object, None]) -> None:
     """Run these side by side until the first ends; its error is raised as it is, the others are cancelled."""
-    tasks = [asyncio.create_task(each, name=each.__qualname__) for each in work]
+    tasks = [asyncio.create_task(each, name=getattr(each, "__qualname__", "work")) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
