@@ -380,8 +380,8 @@ def _kind(scope: str) -> ScopeKind:
 
 
 def closed(case: BudgetCase) -> bool:
-    """Its state stands in a snapshot whole, so the log may be cut whenever it has grown long."""
-    return case.facts == 0 or case.facts >= _FACTS_BETWEEN_SNAPSHOTS
+    """Nothing is charged, waits or is frozen."""
+    return not case.charges and not case.waiting and case.freeze is None
 
 
 def snapshot(case: BudgetCase) -> say.RemediationSnapshotted | None:

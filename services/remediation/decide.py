@@ -11,7 +11,7 @@ from services.remediation.budget import BUDGET, BudgetCase
 from services.remediation.case import DeviceCase, State
 from services.remediation.context import Context, Given
 from services.remediation.policy import Policy
-from shared.deciders import Effect
+from shared.deciders.protocol import Effect
 from shared.events import AnyEvent, Entity, Payload
 from shared.events import remediation as say
 

@@ -1,28 +1,17 @@
 """The policy of remediation: every number that decides, with its reason.
 
 It is the section `remediation` of the policy file.
-
-A file that cannot be read or is not valid never replaces a good policy: the last good one stays in force, the
-error names field and fix, and it is counted.
+How the file is read and read again is in `policy_file`.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Literal
 
-import structlog
-import yaml
-from prometheus_client import Counter
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from shared.errors import BadInput
-from shared.events.envelope import bad_field
 from shared.events.parts import BATCH, BESTEFFORT, ONLINE
-
-log = structlog.get_logger(__name__)
-REJECTED = Counter("mediafleet_remediation_policies_rejected", "Policy files that were not valid")
 
 ScopeKind = Literal["cluster", "node", "rack", "model"]
 """What a budget can be over. A device pays in each scope that it is in."""
@@ -156,66 +145,3 @@ class Policy(_Section):
         default_factory=_budgets, description="by step; a step that is not named needs no grant"
     )
     common_cause: CommonCause = CommonCause()
-
-
-class PolicyFile:
-    """The policy in force, read again when its file changes."""
-
-    def __init__(self, path: Path | None, *, section: str = "remediation") -> None:
-        """Read it once.
-
-        Args:
-            path: the YAML file; None: the defaults.
-            section: its part in the file.
-
-        Raises:
-            BadInput: there is no good policy to fall back to.
-        """
-        self._path = path
-        self._section = section
-        self._stamp: tuple[int, int] | None = None
-        self._policy = Policy() if path is None else self._read(path)
-
-    def current(self) -> Policy:
-        """The policy in force."""
-        return self._policy
-
-    def refresh(self) -> bool:
-        """Read the file again if it changed; True when another policy is in force now. Never raises."""
-        if self._path is None:
-            return False
-        try:
-            if self._stamp == _stamp(self._path):
-                return False
-            policy = self._read(self._path)
-        except BadInput as error:
-            REJECTED.inc()
-            log.error("the policy file is not valid; the last good policy stays", reason=error.reason)
-            return False
-        changed, self._policy = policy != self._policy, policy
-        return changed
-
-    def _read(self, path: Path) -> Policy:
-        self._stamp = _stamp(path)
-        try:
-            whole = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise BadInput(
-                str(path), f"cannot be read as YAML: {error}", "correct the policy file"
-            ) from error
-        whole = {} if whole is None else whole
-        if not isinstance(whole, dict):
-            raise BadInput(str(path), "is no mapping", f"give a section {self._section!r}")
-        try:
-            return Policy.model_validate(whole.get(self._section) or {})
-        except ValidationError as error:
-            found = bad_field(error, "see docs/policy.md for its fields")
-            raise BadInput(f"{path}: {self._section}.{found.field}", found.problem, found.fix) from error
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise BadInput(str(path), f"cannot be read: {error}", "correct MEDIAFLEET_POLICY_FILE") from error
-    return status.st_mtime_ns, status.st_size

@@ -54,6 +54,10 @@ _BACKOFF_S = (0.2, 5.0)
 _LEASE_LOOK_S = 0.1
 """How often an effect that waits for the lease's renewal looks."""
 
+_ATTEMPTS = 1_000_000
+_GIVE_UP_S = 3600.0
+"""A cause that must wait (`gather` raised `Temporary`) waits in its lane for so long, at any number of tries."""
+
 Audited = Callable[[Entity, int], Awaitable[bool]]
 """Whether the audit holds a log up to a sequence, so that what lies below may be purged."""
 
@@ -174,7 +178,14 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         for payload in self._hands.hears:
             by_domain.setdefault(payload.kind.domain, []).append(payload)
         return tuple(
-            Subscription(domain, tuple(types), self._hear, key=self._lane)
+            Subscription(
+                domain,
+                tuple(types),
+                self._hear,
+                key=self._lane,
+                attempts=_ATTEMPTS,
+                give_up_after_s=_GIVE_UP_S,
+            )
             for domain, types in by_domain.items()
         )
 
@@ -192,8 +203,11 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
     async def _timed(self, of: Entity) -> None:
         try:
             await self._step(of, None)
-        except (LeaseLost, Outdated, Temporary):
+        except (LeaseLost, Outdated):
             raise
+        except Temporary as error:
+            log.warning("the case waits", of=str(of), reason=str(error))
+            self._timers.arm(of, self._clock.now() + timedelta(seconds=error.delay_s))
         except Exception:
             # One case that cannot go on must not stop all others: said, counted, and tried again.
             metrics.FAILURES.labels(self._decider.domain).inc()
@@ -284,7 +298,9 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         fold = self._folds.advance(of, fold, said, sequence)
         metrics.FACTS.labels(self._decider.domain, fact.kind.fact).inc()
         metrics.OPEN_CASES.labels(self._decider.domain).set(self._folds.open_count)
-        log.info(fact.kind.name, case=said.correlationid, of=of.about, event_id=said.id, cause=said.causationid)
+        log.info(
+            fact.kind.name, case=said.correlationid, of=of.about, event_id=said.id, cause=said.causationid
+        )
         self._hands.said(said, fold.case)
         return fold
 

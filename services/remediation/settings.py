@@ -1,0 +1,24 @@
+"""Remediation's settings; what it decides by is in `policy.py`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from shared.host.settings import ServiceSettings
+
+
+class RemediationSettings(ServiceSettings):
+    """How remediation runs."""
+
+    model_config = SettingsConfigDict(env_prefix="MEDIAFLEET_REMEDIATION__")
+
+    evict_timeout_s: float = Field(
+        default=2.0, gt=0, le=3.0, description="One try of an eviction; must be shorter than the lease."
+    )
+    policy_look_s: float = Field(
+        default=5.0, gt=0, description="How often the policy file is looked at for changes."
+    )
+    yield_s: float = Field(
+        default=15.0, gt=5.0, description="How long a replica too old for a log leaves the lease to others."
+    )
