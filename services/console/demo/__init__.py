@@ -130,15 +130,9 @@ class _Audience:
 
 async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int:
     audience.tell(f"bus at {here.nats_url}, demo policy {POLICY.name}: short windows, seed {seed}")
-    url, nodes = await _cluster(here, seed)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-        cluster = SimulatedCluster(url, session)
-        for service in _CLUSTER_SERVICES:
-            await here.start(service, f"services.{service}", {"MEDIAFLEET_KUBE_URL": url})
-        for name, root in nodes.items():
-            for service in ("discovery", "bridge"):
-                await here.start(f"{service}@{name}", f"services.{service}", _node(here, name, root))
-        audience.tell(f"{len(here.running)} processes started; API server at {url}")
+        cluster = await start_services(here, session, seed=seed)
+        audience.tell(f"{len(here.running)} processes started; API server at {cluster.url}")
         story = Story(cluster, audience.tell)
         async with read.bus(here.nats_url) as bus, asyncio.TaskGroup() as tasks:
             following = tasks.create_task(audience.follow(bus), name="timeline")
@@ -154,10 +148,21 @@ async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int
         passed = audience.verdict(story.checks, audience.started)
         if keep:
             audience.tell(
-                f"left running until Ctrl-C: MEDIAFLEET_NATS_URL={here.nats_url} MEDIAFLEET_KUBE_URL={url}"
+                f"left running until Ctrl-C: MEDIAFLEET_NATS_URL={here.nats_url} MEDIAFLEET_KUBE_URL={cluster.url}"
             )
             await asyncio.Event().wait()
     return 0 if passed else 1
+
+
+async def start_services(here: Stage, session: aiohttp.ClientSession, *, seed: int) -> SimulatedCluster:
+    """Start the simulated cluster and every service on it."""
+    url, nodes = await _cluster(here, seed)
+    for service in _CLUSTER_SERVICES:
+        await here.start(service, f"services.{service}", {"MEDIAFLEET_KUBE_URL": url})
+    for name, root in nodes.items():
+        for service in ("discovery", "bridge"):
+            await here.start(f"{service}@{name}", f"services.{service}", _node(here, name, root))
+    return SimulatedCluster(url, session)
 
 
 async def _cluster(here: Stage, seed: int) -> tuple[str, dict[str, str]]:

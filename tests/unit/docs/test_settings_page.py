@@ -59,7 +59,7 @@ def page() -> str:
     lines = [
         "# Settings and policies",
         "",
-        "Settings come from the environment, else from the YAML file in `MEDIAFLEET_SETTINGS_FILE` (a section",
+        "Settings come from the environment, else from the YAML file in `MEDIAFLEET_SETTINGS_FILE` (section",
         "`shared` and one per service). Policies are sections of the file in `MEDIAFLEET_POLICY_FILE`.",
         "This page is made from the code.",
         "",
