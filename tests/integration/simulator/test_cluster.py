@@ -311,6 +311,10 @@ async def test_a_capacity_that_somebody_else_wrote_is_allocatable() -> None:
         await until(
             cluster, lambda: store.get(NODES, "", "worker-1")["status"]["allocatable"].get(memory) == "8Gi"
         )
+        kubelet, before = cluster.kubelet("worker-1"), store.get(NODES, "", "worker-1")
+        assert before["status"]["capacity"][memory] == "8Gi"
+        await kubelet.sync_node()
+        assert store.get(NODES, "", "worker-1") is before, "nothing new is not written"
 
 
 async def test_the_process_serves_and_leaves_nothing_behind_at_sigterm() -> None:

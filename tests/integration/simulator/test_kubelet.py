@@ -210,6 +210,36 @@ async def test_a_restart_in_the_middle_of_allocate_fails_the_pod_and_nothing_han
     assert "client connection is closing" in refused.message
 
 
+async def test_a_broken_checkpoint_is_passed_over_at_the_start(
+    kubelet: Kubelet, start_plugin: StartPlugin, make_pod: MakePod
+) -> None:
+    plugin = await start_plugin()
+    kubelet.checkpoint_file.write_text('{"Data": {"PodDev')
+    await kubelet.restart()
+    assert kubelet.sets.capacity() == {}
+    await plugin.start()
+    await plugin.register()
+    await kubelet.until(lambda: kubelet.sets.capacity() == {RESOURCE: (2, 2)})
+    assert (await kubelet.admit(make_pod("edge"))).admitted
+
+
+async def test_while_a_kubelet_is_away_nothing_begins_and_nothing_ends(
+    kubelet: Kubelet, start_plugin: StartPlugin, make_pod: MakePod
+) -> None:
+    await start_plugin()
+    await kubelet.admit(make_pod("edge"))
+    away = asyncio.create_task(kubelet.restart(down_s=0.2))
+    await kubelet.until(lambda: not kubelet.endpoints)
+    ending = asyncio.create_task(kubelet.end("uid-edge"))
+    late = asyncio.create_task(kubelet.admit(make_pod("late", resource="cpu")))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not (away.done() or ending.done() or late.done())
+    await away
+    await ending
+    assert (await late).admitted
+
+
 async def test_a_pod_deleted_in_the_middle_of_allocate_never_runs(
     kubelet: Kubelet, start_plugin: StartPlugin, make_pod: MakePod
 ) -> None:
