@@ -329,7 +329,7 @@ class Intake:
             await self.refuse(held, problem.reason, problem.field)
             return
         meters = self.meters
-        first_s = self.clock.monotonic()
+        first_s: float | None = None
         while True:
             failure: Exception
             started_s = perf_counter()
@@ -357,6 +357,7 @@ class Intake:
                 await self.settle(held)
                 return
             meters.handler_seconds.observe(perf_counter() - started_s)
+            first_s = self.clock.monotonic() if first_s is None else first_s
             again = self._again(held, failure, first_s)
             if isinstance(again, Permanent):
                 await self.refuse(held, again.reason, again.field)

@@ -14,12 +14,12 @@ from typing import Any
 
 import orjson
 import structlog
-from nats.aio.msg import Msg
 
 from shared.bus import metrics
 from shared.bus.deadletters import Refusal, dead_letter
 from shared.bus.nats.bucket import Bucket
 from shared.bus.nats.consumers import Ordered, family_of
+from shared.bus.nats.frames import Frame
 from shared.bus.nats.link import ApiError, Link
 from shared.bus.nats.publishing import message, publish
 from shared.bus.nats.pull import Pull
@@ -48,7 +48,7 @@ async def copy_bodies(link: Link, clock: Clock) -> None:
     """Copy the body of each advisory's message into a dead letter, until cancelled."""
     queue: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
 
-    def take(found: Msg, sequence: int, _stored_at: datetime) -> None:
+    def take(found: Frame, sequence: int, _stored_at: datetime) -> None:
         queue.put_nowait((sequence, found.data))
 
     bucket = Bucket(link, BUCKET)

@@ -189,11 +189,7 @@ class NatsBus:
 
     async def acknowledge(self, token: str) -> None:
         """The message is done with."""
-        try:
-            await self.link.send(token)
-        except Disconnected:
-            # The consumer is made anew after the reconnect, and delivers it again to be acknowledged.
-            return
+        self.link.acknowledge(token)
 
     async def in_progress(self, token: str) -> None:
         """The message is still held."""
@@ -217,6 +213,7 @@ class NatsBus:
         """What was acknowledged has reached the server once it answered what was asked later."""
         try:
             async with asyncio.timeout(_BARRIER_WITHIN_S):
+                await self.link.flush_acknowledgements()
                 await self.ping()
         except (Disconnected, TimeoutError):
             return

@@ -17,9 +17,9 @@ from datetime import datetime
 from typing import Any
 
 import structlog
-from nats.aio.msg import Msg
 
 from shared.bus.intake import EPOCH, Intake
+from shared.bus.nats.frames import Frame
 from shared.bus.nats.lease import NatsLease
 from shared.bus.nats.link import ApiError, Link
 from shared.bus.nats.pull import Made
@@ -97,7 +97,7 @@ class Subscribed:
         intake.begin(remaining=int(answer["num_pending"]), after=after)
         return Made(name, min(_MAX_BATCH, intake.subscription.max_ack_pending))
 
-    def take(self, message: Msg, sequence: int, stored_at: datetime, token: str, pending: int) -> bool:
+    def take(self, message: Frame, sequence: int, stored_at: datetime, token: str, pending: int) -> bool:
         """Give it to the intake."""
         self._intake.lag = pending
         return self._intake.offer(message.subject, message.data, sequence, stored_at, token)
@@ -200,7 +200,7 @@ class Ordered:
         stream: str,
         subject: str,
         *,
-        take: Callable[[Msg, int, datetime], None],
+        take: Callable[[Frame, int, datetime], None],
         current: Callable[[], None],
         after: int = 0,
     ) -> None:
@@ -246,7 +246,7 @@ class Ordered:
             self._current()
         return Made(name, _MAX_BATCH)
 
-    def take(self, message: Msg, sequence: int, stored_at: datetime, token: str, pending: int) -> bool:  # noqa: ARG002 - a source's
+    def take(self, message: Frame, sequence: int, stored_at: datetime, token: str, pending: int) -> bool:  # noqa: ARG002 - a source's
         """Hand it on."""
         self._position = sequence
         self._take(message, sequence, stored_at)

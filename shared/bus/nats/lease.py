@@ -116,9 +116,7 @@ async def _acquire(link: Link, bucket: Bucket, name: str, holder: str, *, ttl_s:
             free, released = _free(stands, holder)
             if free:
                 sent_s = loop.time()
-                revision = await bucket.put(
-                    key, body, expected=stands.revision if stands else 0, ttl_s=ttl_s
-                )
+                revision = await bucket.put(key, body, expected=stands.revision if stands else 0, ttl_s=ttl_s)
                 return NatsLease(name, revision, sent_s, ttl_s=ttl_s, released=released)
         except (Conflict, Disconnected):
             # Another standby was first, or the answer got lost: the next look tells.

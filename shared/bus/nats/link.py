@@ -1,9 +1,9 @@
 """The connection: nats-py, narrowed to what can be trusted of it.
 
-Only `publish`, `subscribe` with a callback, and `close` of nats-py are used. Requests have a reply table of
-their own, so that everything that waits is told at once when the connection breaks, and asks again as soon
-as it is back (nats-py leaves it waiting for its timeout). Nothing is published while the connection is down:
-nats-py would keep it and send it later, long after its caller has given up.
+Only `publish`, `subscribe` and `close` of nats-py are used; what arrives is taken by `frames`. Requests have
+a reply table of their own, so that everything that waits is told at once when the connection breaks, and
+asks again as soon as it is back (nats-py leaves it waiting for its timeout). Nothing is published while the
+connection is down: nats-py would keep it and send it later, long after its caller has given up.
 
 What nats-py does that this module is built around: a refused publish shows up only in `error_cb`,
 lower-cased; after 60 tries a lost connection is closed for ever unless `max_reconnect_attempts` is -1; a
@@ -17,19 +17,17 @@ import asyncio
 import itertools
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 import structlog
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error, MaxPayloadError
 
 from shared.bus import metrics
-from shared.bus.lanes import really_cancelled
+from shared.bus.nats.frames import Frame, FrameClient
 from shared.bus.port import Disconnected
 from shared.errors import FleetError, Permanent, Refused
 
@@ -69,8 +67,8 @@ class _Waiting:
     """Who waits for replies."""
 
     subject: str
-    done: asyncio.Future[Msg]
-    several: list[Msg] | None = None
+    done: asyncio.Future[Frame]
+    several: list[Frame] | None = None
 
 
 @dataclass
@@ -79,11 +77,13 @@ class Link:
 
     service: str
     instance: str
-    _nc: Client = field(default_factory=Client, repr=False)
+    _nc: FrameClient = field(default_factory=FrameClient, repr=False)
     _waiting: dict[str, _Waiting] = field(default_factory=dict, repr=False)
     _numbers: itertools.count[int] = field(default_factory=itertools.count, repr=False)
     _inbox: str = ""
     _up: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    _acks: list[str] = field(default_factory=list, repr=False)
+    _flushing: asyncio.Future[None] | None = field(default=None, repr=False)
     _tries: int = 0
     _closing: bool = False
     _last_error: str = ""
@@ -196,6 +196,24 @@ class Link:
         except (Error, OSError) as error:
             raise Disconnected(str(error)) from error
 
+    def acknowledge(self, token: str, /) -> None:
+        """Acknowledge a message soon; lost with the connection, after which it is delivered again.
+
+        Acknowledgements of one turn of the loop leave as one write. nats-py has no public way to do so; its
+        `publish` for each would be a tenth of what an event costs.
+        """
+        self._acks.append(token)
+        if len(self._acks) == 1:
+            asyncio.get_running_loop().call_soon(self._flush_soon)
+
+    async def flush_acknowledgements(self) -> None:
+        """Hand over what waits to be acknowledged."""
+        acks, self._acks = self._acks, []
+        if acks and self._up.is_set():
+            commands = "PUB " + " 0\r\n\r\nPUB ".join(acks) + " 0\r\n\r\n"
+            await self._nc._send_command(commands.encode())  # noqa: SLF001 - as said in `acknowledge`
+            await self._nc._flush_pending()  # noqa: SLF001 - the same
+
     async def request(
         self,
         subject: str,
@@ -203,7 +221,7 @@ class Link:
         *,
         headers: dict[str, str] | None = None,
         within_s: float = ANSWER_WITHIN_S,
-    ) -> Msg:
+    ) -> Frame:
         """Publish and wait for the answer.
 
         Raises:
@@ -213,22 +231,22 @@ class Link:
         """
         waiting = _Waiting(subject, asyncio.get_running_loop().create_future())
         answer = await self._ask(waiting, body, headers, within_s)
-        if answer.headers and answer.headers.get("Status") == "503":
+        if not answer.data and answer.headers.get("Status") == "503":
             raise Unavailable(f"{subject}: nobody answers")
         return answer
 
     async def request_several(
         self, subject: str, body: bytes, *, within_s: float = ANSWER_WITHIN_S * 2
-    ) -> tuple[list[Msg], Msg]:
+    ) -> tuple[list[Frame], Frame]:
         """Publish and gather the answers; the last one, which carries a status, comes apart.
 
         Raises:
             Disconnected: as for `request`.
         """
-        several: list[Msg] = []
+        several: list[Frame] = []
         waiting = _Waiting(subject, asyncio.get_running_loop().create_future(), several)
         last = await self._ask(waiting, body, None, within_s)
-        if last.headers and last.headers.get("Status") == "503":
+        if last.headers.get("Status") == "503":
             raise Unavailable(f"{subject}: nobody answers")
         return several, last
 
@@ -247,18 +265,17 @@ class Link:
         answer = await self.request(subject, orjson.dumps(body) if body is not None else b"")
         return checked(subject, answer.data)
 
-    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        """Hear a subject; the callback may not block, and cannot end the subscription by an error."""
+    async def subscribe(self, subject: str, take: Callable[[Frame], None]) -> Subscription:
+        """Hear a subject; `take` is called in order, within the read of the socket."""
+        subscription = await self._nc.subscribe(subject, cb=_unused)
+        self._nc.takers[subscription._id] = take  # noqa: SLF001 - nats-py shows its number nowhere else
+        return subscription
 
-        async def guarded(message: Msg) -> None:
-            try:
-                await callback(message)
-            except asyncio.CancelledError:
-                if really_cancelled():
-                    raise
-                metrics.ERRORS.labels(self.service, "leaked cancellation").inc()
-
-        return await self._nc.subscribe(subject, cb=guarded)
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Hear it no more."""
+        self._nc.takers.pop(subscription._id, None)  # noqa: SLF001 - as above
+        if self._up.is_set():
+            await subscription.unsubscribe()
 
     def inbox(self) -> str:
         """A new subject of our own."""
@@ -266,7 +283,7 @@ class Link:
 
     async def _ask(
         self, waiting: _Waiting, body: bytes, headers: dict[str, str] | None, within_s: float
-    ) -> Msg:
+    ) -> Frame:
         token = str(next(self._numbers))
         timer = asyncio.get_running_loop().call_later(within_s, _expire, waiting)
         self._waiting[token] = waiting
@@ -277,12 +294,11 @@ class Link:
             timer.cancel()
             del self._waiting[token]
 
-    async def _on_reply(self, message: Msg) -> None:
+    def _on_reply(self, message: Frame) -> None:
         waiting = self._waiting.get(message.subject.rpartition(".")[2])
         if waiting is None or waiting.done.done():
             return
-        headers = message.headers
-        if waiting.several is None or (headers is not None and "Status" in headers):
+        if waiting.several is None or "Status" in message.headers:
             waiting.done.set_result(message)
         else:
             waiting.several.append(message)
@@ -320,6 +336,9 @@ class Link:
         await self._on_disconnected()
         if self.dead is not None and not self.dead.done():
             self.dead.set_exception(Refused(f"the server closed the connection: {self._last_error}"))
+
+    def _flush_soon(self) -> None:
+        self._flushing = asyncio.ensure_future(self.flush_acknowledgements())
 
     def _fail_all(self, why: str) -> None:
         for waiting in self._waiting.values():
@@ -362,6 +381,10 @@ def checked(subject: str, body: bytes) -> dict[str, Any]:
             raise Unavailable(f"{subject}: {error.get('description')}")
         raise ApiError(subject, code, int(error.get("err_code", 0)), str(error.get("description", "")))
     return answer
+
+
+async def _unused(_: object) -> None:
+    """What nats-py would call; frames are taken before."""
 
 
 def _expire(waiting: _Waiting) -> None:

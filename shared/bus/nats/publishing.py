@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from nats.aio.msg import Msg
 
 from shared.bus import metrics
 from shared.bus.deadletters import same_fact
@@ -106,7 +105,7 @@ async def message(link: Link, stream: str, wanted: dict[str, Any]) -> Message | 
         int(found["seq"]),
         base64.b64decode(found.get("data", "")),
         moment(found["time"]),
-        headers.get("Nats-Msg-Id"),
+        headers.get("Nats-Frame-Id"),
     )
 
 
@@ -121,7 +120,7 @@ async def _say(
         try:
             await link.until_connected(max(0.0, until_s - loop.time()))
             left_s = until_s - loop.time()
-            answer: Msg = await link.request(
+            answer = await link.request(
                 subject, body, headers=headers, within_s=min(ANSWER_WITHIN_S, max(left_s, 0.05))
             )
             ack = checked(subject, answer.data)
@@ -161,4 +160,4 @@ async def _where(link: Link, stream: str, wildcard: str, error: ApiError) -> int
 
 
 def _headers(id_: str) -> dict[str, str]:
-    return {"Nats-Msg-Id": id_, "Content-Type": CONTENT_TYPE}
+    return {"Nats-Frame-Id": id_, "Content-Type": CONTENT_TYPE}

@@ -20,8 +20,8 @@ from typing import Protocol
 
 import orjson
 import structlog
-from nats.aio.msg import Msg
 
+from shared.bus.nats.frames import Frame
 from shared.bus.nats.link import Link
 from shared.bus.port import Disconnected
 
@@ -31,6 +31,8 @@ HEARTBEAT_S = 1.5
 """The server's sign of life while there is nothing to deliver."""
 _AGAIN_FIRST_S, _AGAIN_MOST_S = 0.02, 1.0
 _NANOSECONDS = 1_000_000_000
+_GONE = ("Deleted", "Leadership", "Shutdown")
+"""Words of the server's reasons why a consumer delivers no more, though it says what was left of the request."""
 _V1_TOKENS = 9
 """`$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>`; the second form,
 which a server may be configured for, has domain and account in front of the stream."""
@@ -60,7 +62,7 @@ class Source(Protocol):
         """
         ...
 
-    def take(self, message: Msg, sequence: int, stored_at: datetime, token: str, pending: int) -> bool:
+    def take(self, message: Frame, sequence: int, stored_at: datetime, token: str, pending: int) -> bool:
         """A message, in order. False: it is to be acknowledged at once."""
         ...
 
@@ -93,6 +95,7 @@ class Pull:
         self._alive = False
         self._delivered = False
         self._session = 0
+        self._asking: asyncio.Future[None] | None = None
         self._broken: asyncio.Future[str] | None = None
 
     async def run(self) -> None:
@@ -125,29 +128,34 @@ class Pull:
         finally:
             self._link.on_break.remove(self._on_break)
             name, self._name = self._name, ""
-            if self._link.connected:
-                await subscription.unsubscribe()
-                if name:
-                    await self._source.drop(name)
+            await self._link.unsubscribe(subscription)
+            if name and self._link.connected:
+                await self._source.drop(name)
 
     async def _open(self, made: Made) -> None:
         self._name = made.name
         self._next = 1
-        self._wanted = 0
-        self._batch = made.batch
+        self._wanted = self._batch = made.batch
         self._delivered = False
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._source.stream}.{made.name}"
-        await self._ask()
+        await self._ask(made.batch)
 
-    async def _ask(self) -> None:
+    def _ask_soon(self) -> None:
+        """Ask for as many as were taken; the request leaves in a task, as a frame is taken synchronously."""
         more = self._batch - self._wanted
         self._wanted = self._batch
+        self._asking = asyncio.ensure_future(self._ask(more))
+
+    async def _ask(self, more: int) -> None:
         request = {
             "batch": more,
             "expires": int(EXPIRES_S * _NANOSECONDS),
             "idle_heartbeat": int(HEARTBEAT_S * _NANOSECONDS),
         }
-        await self._link.send(self._subject, orjson.dumps(request), reply=self._reply)
+        try:
+            await self._link.send(self._subject, orjson.dumps(request), reply=self._reply)
+        except Disconnected as error:
+            self._break(str(error))
 
     async def _watch(self) -> str:
         """Return why the consumer has to be made anew."""
@@ -164,11 +172,11 @@ class Pull:
                 if came == self._next:
                     await self._source.idle(self._name)
 
-    async def _on(self, message: Msg) -> None:
+    def _on(self, frame: Frame) -> None:
         self._alive = True
-        token = message.reply
+        token = frame.reply
         if not token:
-            await self._on_status(message)
+            self._on_status(frame)
             return
         tokens = token.split(".")
         at = 2 if len(tokens) == _V1_TOKENS else 4
@@ -182,38 +190,26 @@ class Pull:
         self._delivered = True
         self._wanted -= 1
         stored_at = datetime.fromtimestamp(int(tokens[at + 5]) / _NANOSECONDS, UTC)
-        sequence, pending = int(tokens[at + 3]), int(tokens[at + 6])
-        try:
-            if not self._source.take(message, sequence, stored_at, token, pending):
-                await self._link.send(token)
-            if self._wanted * 2 <= self._batch:
-                await self._ask()
-        except Disconnected as error:
-            self._break(str(error))
+        if not self._source.take(frame, int(tokens[at + 3]), stored_at, token, int(tokens[at + 6])):
+            self._link.acknowledge(token)
+        if self._wanted * 2 <= self._batch:
+            self._ask_soon()
 
-    async def _on_status(self, message: Msg) -> None:
-        if message.subject != self._reply:
+    def _on_status(self, frame: Frame) -> None:
+        if frame.subject != self._reply:
             return
-        headers = message.headers or {}
+        headers = frame.headers
         status = headers.get("Status")
         if status == "100":
             return
-        description = str(headers.get("Description", ""))
+        description = headers.get("Description", "")
         left = headers.get("Nats-Pending-Messages")
-        if (
-            left is None
-            or "Deleted" in description
-            or "Leadership" in description
-            or "Shutdown" in description
-        ):
+        if left is None or any(word in description for word in _GONE):
             self._break(f"{status} {description}")
             return
         self._wanted = max(0, self._wanted - int(left))
-        try:
-            if self._wanted * 2 <= self._batch:
-                await self._ask()
-        except Disconnected as error:
-            self._break(str(error))
+        if self._wanted * 2 <= self._batch:
+            self._ask_soon()
 
     def _on_break(self) -> None:
         self._break("the connection broke")

@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from nats.aio.msg import Msg
 
+from shared.bus.nats.frames import Frame
 from shared.bus.nats.link import Link
-from shared.bus.port import Disconnected
 from shared.errors import FleetError
 
 BATCH = 500
@@ -50,7 +49,7 @@ async def stored(link: Link, stream: str, subject: str, *, after: int, up_to: in
                 return
             position = message.sequence
             yield message
-        headers = last.headers or {}
+        headers = last.headers
         status = headers.get("Status")
         if status == _NOTHING:
             return
@@ -72,10 +71,8 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(f"{whole}.{fraction[:6].ljust(6, '0')}+00:00").astimezone(UTC)
 
 
-def _parse(found: Msg) -> Stored:
+def _parse(found: Frame) -> Stored:
     headers = found.headers
-    if headers is None:
-        raise Disconnected("a direct get answered without headers")
     return Stored(
         headers["Nats-Subject"],
         int(headers["Nats-Sequence"]),

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Generic, TypeVar
 
-from nats.aio.msg import Msg
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from shared.bus.nats.bucket import Bucket
 from shared.bus.nats.consumers import Ordered
+from shared.bus.nats.frames import Frame
 from shared.bus.nats.link import Link
 from shared.bus.nats.pull import Pull
 from shared.bus.nats.reading import state, stored
@@ -125,7 +125,7 @@ class NatsView(Generic[ValueT]):
                 told = True
                 queue.put_nowait(None)
 
-        def take(message: Msg, sequence: int, _stored_at: datetime) -> None:
+        def take(message: Frame, sequence: int, _stored_at: datetime) -> None:
             key = unescape(message.subject[prefix:])
             queue.put_nowait(self._entry(key, message.data, sequence))
 
