@@ -336,6 +336,8 @@ class AlertRaised(AlertPayload):
     runbook: str
     evidence_ids: tuple[str, ...]
     affected: tuple[str, ...] = ()
+    who: str = Field(default="", description="who should look at it")
+    at: AwareDatetime | None = Field(default=None, description="when what it is about happened")
 
 
 @fact("alert.resolved", by="alerting", to="outside", discriminator=("alert_id",))
@@ -344,6 +346,7 @@ class AlertResolved(AlertPayload):
 
     reason: str
     before_raise: bool = Field(default=False, description="the resolve came first and waits for its raise")
+    at: AwareDatetime | None = Field(default=None, description="when what resolved it happened")
 
 
 @fact(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -34,7 +34,7 @@ POLICY = GuardianPolicy(
 
 def guardian(
     cluster: Cluster, on: Stage, policy: GuardianPolicy = POLICY
-) -> Callable[[MemoryBus, Lease], object]:
+) -> Callable[[MemoryBus, Lease], Awaitable[None]]:
     async def act(bus: MemoryBus, lease: Lease) -> None:
         await Guardian(
             bus,
