@@ -15,7 +15,7 @@ from services.simulator.device_sets import DeviceSets, Entry
 from shared.errors import Permanent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from services.simulator.plugin_endpoint import PluginEndpoint
 
@@ -23,8 +23,19 @@ REASON = "UnexpectedAdmissionError"
 """The reason of a pod whose devices could not be given."""
 
 
-async def allocate(pod: pods.PodJson, sets: DeviceSets, endpoints: Mapping[str, PluginEndpoint]) -> bool:
+async def allocate(
+    pod: pods.PodJson,
+    sets: DeviceSets,
+    endpoints: Mapping[str, PluginEndpoint],
+    entered: Callable[[], None] = lambda: None,
+) -> bool:
     """Give every container of the pod its devices; says whether there was anything to give.
+
+    Args:
+        pod: the pod.
+        sets: what the kubelet knows; what is given is held in them.
+        endpoints: the connected plugins.
+        entered: called after each container that was given something: the kubelet writes its checkpoint then.
 
     Raises:
         Permanent: the pod cannot be admitted; the reason is the kubelet's message. What it already got stays
@@ -35,6 +46,7 @@ async def allocate(pod: pods.PodJson, sets: DeviceSets, endpoints: Mapping[str, 
     reusable: dict[str, set[str]] = {}
     given = False
     for container in pods.containers(pod):
+        given_here = False
         for resource, needed in container.limits.items():
             if resource not in sets.resources:
                 continue
@@ -50,12 +62,14 @@ async def allocate(pod: pods.PodJson, sets: DeviceSets, endpoints: Mapping[str, 
                 raise Permanent(f"Allocate failed due to {refused.reason}, which is unexpected") from refused
             numa = sets.by_numa(resource, ids)
             sets.hold(Entry(pod_uid, container.name, resource, numa, response.SerializeToString()))
-            given = True
+            given = given_here = True
             pool = reusable.setdefault(resource, set())
             if container.init and not container.sidecar:
                 pool |= ids
             else:
                 pool -= ids
+        if given_here:
+            entered()
     return given
 
 

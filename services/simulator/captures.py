@@ -7,6 +7,7 @@ The shapes are those of `nvidia-smi -q -x` (document types v11 and v12), `rocm-s
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -35,9 +36,9 @@ def nvidia_smi_xml(devices: Sequence[Device]) -> str:
             "attached_gpus": str(len(devices)),
         },
     )
-    for index, device in enumerate(devices):
+    for device in devices:
         gpu = SubElement(root, "gpu", id=f"0000{device.bus_address.upper()}")
-        _fill(gpu, _nvidia_gpu(device, index, recent=recent))
+        _fill(gpu, _nvidia_gpu(device, recent=recent))
     indent(root, space="\t")
     version = "v12" if recent else "v11"
     head = f'<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{version}.dtd">\n'
@@ -53,7 +54,7 @@ def _fill(parent: Element, section: Section) -> None:
             _fill(child, value)
 
 
-def _nvidia_gpu(device: Device, index: int, *, recent: bool) -> Section:
+def _nvidia_gpu(device: Device, *, recent: bool) -> Section:
     model = device.model
     domain, bus, rest = device.bus_address.upper().split(":")
     reserved, used = 320 + model.memory_mib // 90, 4
@@ -72,7 +73,7 @@ def _nvidia_gpu(device: Device, index: int, *, recent: bool) -> Section:
         "driver_model": {"current_dm": "N/A", "pending_dm": "N/A"},
         "serial": device.serial,
         "uuid": device.uuid,
-        "minor_number": str(index),
+        "minor_number": str(device.slot),
         "vbios_version": "95.04.29.00.06" if recent else "90.04.96.00.9f",
         "multigpu_board": "No",
         "board_id": hex(int(bus, 16) << 8),
@@ -204,16 +205,15 @@ def _power(device: Device, *, recent: bool) -> Section:
 
 def rocm_smi_json(devices: Sequence[Device]) -> str:
     """`rocm-smi --showallinfo --json` over the present devices."""
-    answer: dict[str, Any] = {f"card{index}": _rocm_card(device) for index, device in enumerate(devices)}
+    answer: dict[str, Any] = {f"card{device.slot}": _rocm_card(device) for device in devices}
     system = {"Driver version": devices[0].model.driver if devices else "6.7.0"}
-    for one in range(len(devices)):
-        for other in range(one + 1, len(devices)):
-            pair = f"between DRM devices {one} and {other}"
-            system |= {
-                f"(Topology) Weight {pair}": "40",
-                f"(Topology) Hops {pair}": "2",
-                f"(Topology) Link type {pair}": "PCIE",
-            }
+    for one, other in combinations(devices, 2):
+        pair = f"between DRM devices {one.slot} and {other.slot}"
+        system |= {
+            f"(Topology) Weight {pair}": "40",
+            f"(Topology) Hops {pair}": "2",
+            f"(Topology) Link type {pair}": "PCIE",
+        }
     answer["system"] = system
     return json.dumps(answer) + "\n"
 

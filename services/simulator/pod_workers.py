@@ -218,8 +218,7 @@ class PodWorkers:
             sets.collect({pods.uid_of(pod) for pod in self.active()})
             try:
                 run_for_s = pods.run_for_s(local.pod)
-                if await admission.allocate(local.pod, sets, endpoints):
-                    self._plugins.write_checkpoint()
+                await admission.allocate(local.pod, sets, endpoints, self._plugins.write_checkpoint)
                 await admission.pre_start(local.pod, sets, endpoints)
             except Permanent as refused:
                 return await self._refuse(local, refused.reason)

@@ -234,7 +234,7 @@ async def test_while_a_kubelet_is_away_nothing_begins_and_nothing_ends(
     late = asyncio.create_task(kubelet.admit(make_pod("late", resource="cpu")))
     for _ in range(20):
         await asyncio.sleep(0)
-    assert not (away.done() or ending.done() or late.done())
+    assert not any(task.done() for task in (away, ending, late))
     await away
     await ending
     assert (await late).admitted
