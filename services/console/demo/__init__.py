@@ -26,6 +26,7 @@ from services.console.why import Causes
 from shared.bus.port import Bus
 from shared.errors import BadInput
 from shared.events import AnyEvent, Unknown
+from shared.host import alongside
 
 POLICY = Path(__file__).with_name("policy.yaml")
 _CLUSTER_SERVICES = ("manager", "remediation", "guardian", "autoscaler", "alerting")
@@ -134,22 +135,14 @@ async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int
         cluster = await start_services(here, session, seed=seed)
         audience.tell(f"{len(here.running)} processes started; API server at {cluster.url}")
         story = Story(cluster, audience.tell)
-        async with read.bus(here.nats_url) as bus, asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(audience.follow(bus), name="timeline")
-            watching = tasks.create_task(_watch(here), name="watch")
-            try:
-                await story.play(seed)
-                here.check()
-            finally:
-                following.cancel()
-                watching.cancel()
+        async with read.bus(here.nats_url) as bus:
+            await alongside(story.play(seed), audience.follow(bus), _watch(here))
             kept = await read.past(bus, read.Filter("fleet.v1.>"))
         audience.chain([event for event in kept if not isinstance(event, Unknown)], story.evicted)
         passed = audience.verdict(story.checks, audience.started)
         if keep:
-            audience.tell(
-                f"left running until Ctrl-C: MEDIAFLEET_NATS_URL={here.nats_url} MEDIAFLEET_KUBE_URL={cluster.url}"
-            )
+            audience.tell("left running until Ctrl-C; for other terminals:")
+            audience.tell(f"export MEDIAFLEET_NATS_URL={here.nats_url} MEDIAFLEET_KUBE_URL={cluster.url}")
             await asyncio.Event().wait()
     return 0 if passed else 1
 

@@ -110,6 +110,10 @@ class SimulatedCluster:
         log = await self.access_log()
         return int(log[-1]["number"]) if log else 0
 
+    async def namespace(self, name: str) -> None:
+        """Create a namespace."""
+        await self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+
     async def deploy(self, namespace: str, name: str, replicas: int, pod: Json, annotations: Json) -> None:
         """Create a Deployment."""
         labels = {"app": name, **pod.get("labels", {})}

@@ -71,6 +71,8 @@ class Story:
             lambda now: all(_offered(now, node) for node in now.nodes),
             self.within_s,
         )
+        for namespace in (_LIVE, _BATCH):
+            await self.cluster.namespace(namespace)
         nodes = sorted(state.nodes)
         failing, loud = nodes[seed % len(nodes)], nodes[(seed + 1) % len(nodes)]
         for node in nodes:
@@ -203,7 +205,7 @@ class Story:
         )
         await cluster.until(
             "a second replica of live/rtmp-edge runs",
-            lambda now: sum(pod.phase == "Running" for pod in _of(now, _LIVE, "rtmp-edge")) == 2,  # noqa: PLR2004 - the scale-up
+            lambda now: sum(pod.phase == "running" for pod in _of(now, _LIVE, "rtmp-edge")) == 2,  # noqa: PLR2004 - the scale-up
             self.within_s,
         )
         after = await self._utilisation(node, engine)
@@ -273,7 +275,7 @@ def _of(state: State, namespace: str, app: str) -> list[PodOnNode]:
 
 def _running(state: State, namespace: str, app: str, node: str) -> list[PodOnNode]:
     return [
-        pod for pod in _of(state, namespace, app) if pod.node == node and pod.phase == "Running" and pod.ids
+        pod for pod in _of(state, namespace, app) if pod.node == node and pod.phase == "running" and pod.ids
     ]
 
 
