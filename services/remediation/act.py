@@ -1,8 +1,8 @@
 """What remediation does to the world: evict a pod, taint a node. Each looks first: doing it twice is once.
 
 An order is carried out only if everything that led to it still holds: the very pod (UID), on this node, still
-holding the device, not protected by its owner meanwhile, the case still at the order's epoch and draining, and
-no common cause in force. The disruption budget is the API server's to judge (policy/v1 Eviction).
+holding the device, not protected by its owner meanwhile, the case still at the order's epoch and draining,
+and no common cause in force. The disruption budget is the API server's to judge (policy/v1 Eviction).
 """
 
 from __future__ import annotations

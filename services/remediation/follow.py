@@ -348,6 +348,8 @@ def _held(case: DeviceCase, given: Given) -> Payload | None:
 
 def due(case: DeviceCase, policy: Policy) -> datetime | None:
     """When `follow` may have something to say although nothing is heard."""
+    if case.since is None:
+        return None
     return min(_deadlines(case, policy), default=None)
 
 

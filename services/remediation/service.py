@@ -1,7 +1,7 @@
 """What remediation hears and says, and how its parts are wired.
 
-    health, allocation, device, command, node, repair, scale, budget ──> lane of the device ──> remediation.*
-                                             proposals, ends of cases ──> lane of the budget ──> granted, queued
+    health, allocation, device, command, repair, scale, budget ──> lane of the device ──> remediation.*
+                                     proposals, ends of cases ──> lane of the budget ──> granted, queued
 
 It knows nothing of alerts, and calls nobody but the Kubernetes API, from its own orders.
 """

@@ -56,7 +56,7 @@ _LEASE_LOOK_S = 0.1
 
 _ATTEMPTS = 1_000_000
 _GIVE_UP_S = 3600.0
-"""A cause that must wait (`gather` raised `Temporary`) waits in its lane for so long, at any number of tries."""
+"""A cause that must wait (`gather` raised `Temporary`) waits in its lane for so long, whatever the tries."""
 
 Audited = Callable[[Entity, int], Awaitable[bool]]
 """Whether the audit holds a log up to a sequence, so that what lies below may be purged."""
