@@ -104,8 +104,8 @@ def _causes(resource: Resource, body: Json) -> Causes:
         return []
     try:
         return check(body)
-    except (AttributeError, TypeError, KeyError, ValueError) as error:
-        return [Cause("FieldValueInvalid", f"Invalid value: wrong type of a field ({error})", "spec")]
+    except (AttributeError, TypeError) as error:  # a custom resource's spec has no shape of its own
+        return [Cause("FieldValueTypeInvalid", f"Invalid value: wrong type of a field ({error})", "spec")]
 
 
 def _spec(body: Json) -> Json:

@@ -15,6 +15,7 @@ from services.simulator.api.eviction import bind, evict
 from services.simulator.api.patch import json_patch, merge_patch, strategic_patch
 from services.simulator.api.resources import NAMESPACES, PODS
 from services.simulator.api.selectors import matches_all, parse_fields, parse_labels
+from services.simulator.api.shapes import shaped
 from services.simulator.api.status import ApiError, bad_request, expired, success
 from services.simulator.api.views import to_stored, to_view
 from services.simulator.api.watch import Selection, WatchRequest
@@ -147,30 +148,11 @@ def _object(call: Call) -> Json:
     for name, expected in (("apiVersion", view.api_version), ("kind", view.resource.kind)):
         if body.get(name, expected) != expected:
             raise bad_request(f"{body[name]!r} does not match the expected {expected!r}", name)
-    return to_stored(view, _shaped(body))
+    return to_stored(view, _shaped(call, body))
 
 
-def _shaped(body: Json) -> Json:
-    """Refuse JSON types that no Kubernetes object has."""
-    for name in ("metadata", "spec", "status"):
-        if not isinstance(body.get(name) or {}, dict):
-            raise bad_request(f"cannot unmarshal {type(body[name]).__name__} into an object", name)
-    meta = body.get("metadata") or {}
-    for name in ("labels", "annotations"):
-        values = meta.get(name) or {}
-        if not isinstance(values, dict) or not all(
-            isinstance(value, str | None) for value in values.values()
-        ):
-            raise bad_request("must map strings to strings", f"metadata.{name}")
-    for name in ("name", "generateName", "namespace", "resourceVersion", "uid"):
-        if not isinstance(meta.get(name) or "", str):
-            raise bad_request(
-                f"cannot unmarshal {type(meta[name]).__name__} into a string", f"metadata.{name}"
-            )
-    for name in ("finalizers", "ownerReferences"):
-        if not isinstance(meta.get(name) or [], list):
-            raise bad_request(f"cannot unmarshal {type(meta[name]).__name__} into a list", f"metadata.{name}")
-    return body
+def _shaped(call: Call, body: Json) -> Json:
+    return shaped(body, custom=not call.target.view.resource.strategic)
 
 
 def _create(store: Store, call: Call) -> Reply:
@@ -203,7 +185,7 @@ def _update(store: Store, call: Call, body: Json) -> Json:
 
 def _patched(store: Store, call: Call) -> Json:
     stored = _shown(call, _stored(store, call))
-    patched = _shaped(_apply_patch(call, copy.deepcopy(stored)))
+    patched = _shaped(call, _apply_patch(call, copy.deepcopy(stored)))
     if patched.get("metadata", {}).get("name") != call.target.name:
         raise bad_request("the name of the object may not change", "metadata.name")
     return _update(store, call, to_stored(call.target.view, patched))
@@ -230,7 +212,7 @@ def _apply_patch(call: Call, body: Json) -> Json:
 
 
 def _options(call: Call) -> Json:
-    options = dict(call.body) if isinstance(call.body, dict) else {}
+    options = shaped(call.body) if isinstance(call.body, dict) else {}
     for name in ("gracePeriodSeconds", "propagationPolicy"):
         if name in call.query:
             options[name] = call.query[name]
@@ -238,8 +220,6 @@ def _options(call: Call) -> Json:
     if grace is not None:
         number = _number({"gracePeriodSeconds": str(grace)}, "gracePeriodSeconds")
         options["gracePeriodSeconds"] = number
-    if not isinstance(options.get("preconditions") or {}, dict):
-        raise bad_request("must be an object", "preconditions")
     return options
 
 
@@ -336,9 +316,13 @@ def _subresource(store: Store, call: Call) -> Reply:
         if not isinstance(call.body, dict):
             raise bad_request("must be an object", "body")
         if target.subresource == "eviction":
-            return 201, evict(store, target.namespace, target.name, _shaped(call.body), dry_run=call.dry_run)
+            return 201, evict(
+                store, target.namespace, target.name, _shaped(call, call.body), dry_run=call.dry_run
+            )
         if target.subresource == "binding":
-            return 201, bind(store, target.namespace, target.name, _shaped(call.body), dry_run=call.dry_run)
+            return 201, bind(
+                store, target.namespace, target.name, _shaped(call, call.body), dry_run=call.dry_run
+            )
     raise _not_found_here()
 
 
@@ -355,8 +339,9 @@ def _scale(store: Store, call: Call, stored: Json) -> Json:
         raise _not_allowed()
     if not isinstance(wanted, dict):
         raise bad_request("must be an object", "body")
+    wanted = shaped({name: wanted.get(name) for name in ("metadata", "spec")})
     replicas = (wanted.get("spec") or {}).get("replicas", 0)
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
+    if replicas < 0:
         raise bad_request(f"Invalid value: {replicas!r}: must be greater than or equal to 0", "spec.replicas")
     changed = copy.deepcopy(stored)
     changed["spec"]["replicas"] = replicas
