@@ -7,7 +7,16 @@ from pathlib import Path
 
 from shared.devices.model import Firmware, RawDevice, UnifiedDevice
 from shared.vendors.runtime import RuntimeSpec, engine_env, nodes, numa_annotations, render_nodes
-from shared.vendors.translate import build, count, find_model, memory, model_engines, source, text
+from shared.vendors.translate import (
+    anywhere_count,
+    build,
+    count,
+    find_model,
+    memory,
+    model_engines,
+    source,
+    text,
+)
 
 VENDOR = "amd"
 
@@ -27,10 +36,12 @@ def translate(raw: RawDevice, node: str) -> UnifiedDevice:
         raw,
         node,
         device_type="GPU",
-        name=model.model if model else (series or f"AMD {text(pci, 'device') or 'device'}"),
+        name=model.model if model else (series or f"AMD {text(pci, 'pci_id') or 'device'}"),
         model=model,
         engines=engines,
-        device_memory=memory(model, count(smi, "VRAM Total Memory (B)")),
+        device_memory=memory(
+            model, count(smi, "VRAM Total Memory (B)") or anywhere_count(raw, "memory_total_bytes")
+        ),
         firmware=Firmware(
             driver=text(smi, "Driver version") or text(pci, "driver_version"),
             firmware=text(smi, "SMC firmware version"),

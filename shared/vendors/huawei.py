@@ -7,7 +7,16 @@ from pathlib import Path
 
 from shared.devices.model import Firmware, RawDevice, UnifiedDevice
 from shared.vendors.runtime import RuntimeSpec, engine_env, mounts, nodes, numa_annotations
-from shared.vendors.translate import build, count, find_model, memory, model_engines, source, text
+from shared.vendors.translate import (
+    anywhere_count,
+    build,
+    count,
+    find_model,
+    memory,
+    model_engines,
+    source,
+    text,
+)
 
 VENDOR = "huawei"
 _CONTROL_NODES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
@@ -26,19 +35,16 @@ def translate(raw: RawDevice, node: str) -> UnifiedDevice:
     Raises:
         BadInput: the raw device cannot be identified; names the field.
     """
-    smi, pci = source(raw, "npu-smi"), source(raw, "pci")
-    name = text(smi, "name")
+    smi, pci, sysfs = source(raw, "npu-smi"), source(raw, "pci"), source(raw, "sysfs")
+    name = text(smi, "name") or text(sysfs, "model")
     model = find_model(raw, name)
     chip = raw.partition is not None and raw.partition.startswith("chip-")
     carrier = (count(smi, "chip_count") or 1) > 1 and not chip
     engines = None if carrier else model_engines(model)
     device = count(smi, "device_id")
-    unit = None if carrier else (f"Ascend {name}" if name else None)
-    title = unit or (
-        f"Ascend {name} card"
-        if name
-        else (model.model if model else f"Huawei {text(pci, 'device') or 'device'}")
-    )
+    title = model.model if model else f"Huawei {text(pci, 'pci_id') or 'device'}"
+    if name:
+        title = f"Ascend {name} card" if carrier else f"Ascend {name}"
     return build(
         raw,
         node,
@@ -46,10 +52,10 @@ def translate(raw: RawDevice, node: str) -> UnifiedDevice:
         name=title,
         model=None if carrier else model,
         engines=engines,
-        device_memory=memory(None if carrier else model, count(smi, "memory_total_bytes")),
+        device_memory=memory(None if carrier else model, anywhere_count(raw, "memory_total_bytes")),
         firmware=Firmware(
             driver=text(smi, "software_version") or text(pci, "driver_version"),
-            firmware=text(smi, "firmware_version"),
+            firmware=text(smi, "firmware_version") or text(sysfs, "firmware_version"),
         ),
         extensions={
             "ascend.npu-id": None if (npu := count(smi, "npu_id")) is None else str(npu),

@@ -39,7 +39,7 @@ def translate(raw: RawDevice, node: str) -> UnifiedDevice:
         raw,
         node,
         device_type="GPU",
-        name=product or (model.model if model else f"NVIDIA {text(pci, 'device') or 'device'}"),
+        name=product or (model.model if model else f"NVIDIA {text(pci, 'pci_id') or 'device'}"),
         model=model,
         engines=engines,
         device_memory=memory(model if raw.partition is None else None, total, allocatable),

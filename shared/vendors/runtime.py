@@ -7,6 +7,7 @@ devices'.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,13 +61,16 @@ def mounts(root: Path, paths: Iterable[str]) -> tuple[Mount, ...]:
 
 
 def render_nodes(device: UnifiedDevice, root: Path, kinds: tuple[str, ...] = ("renderD",)) -> tuple[str, ...]:
-    """DRM device files of a PCI device, by its sysfs directory; never another card's."""
-    drm = root / "sys/bus/pci/devices" / (device.topology.bus_address or "-") / "drm"
+    """DRM device files of a PCI device, by where sysfs' class entries lead; never another card's."""
+    names: list[str] = []
     try:
-        names = sorted(entry.name for entry in drm.iterdir())
+        for entry in sorted((root / "sys/class/drm").iterdir()):
+            link = entry / "device"
+            if link.is_symlink() and link.readlink().name == device.topology.bus_address:
+                names.append(entry.name)
     except OSError:
         return ()
-    return tuple(f"/dev/dri/{name}" for kind in kinds for name in names if name.startswith(kind))
+    return tuple(f"/dev/dri/{name}" for kind in kinds for name in names if re.fullmatch(rf"{kind}\d+", name))
 
 
 def engine_env(device: UnifiedDevice, engines: Sequence[str]) -> dict[str, str]:
