@@ -102,13 +102,13 @@ class SimulatedCluster:
     async def access_log(self, since: int = 0) -> list[Json]:
         """Requests at the API server after a number."""
         answer = await self.request("GET", f"/simulator/v1/access-log?since={since}")
-        found: list[Json] = answer["items"]
+        found: list[Json] = answer["entries"]
         return found
 
     async def log_position(self) -> int:
         """The number of the last request."""
-        log = await self.access_log()
-        return int(log[-1]["number"]) if log else 0
+        answer = await self.request("GET", "/simulator/v1/access-log")
+        return int(answer["next"])
 
     async def namespace(self, name: str) -> None:
         """Create a namespace."""
