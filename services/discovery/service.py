@@ -13,25 +13,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import structlog
-from prometheus_client import Counter, Gauge
 
-from services.discovery import memory, scan, tools
+from services.discovery import memory, scan
 from services.discovery.act import Executor, Request
 from services.discovery.decide import HealthVerdict, Probe
 from services.discovery.environment import read_boot_id, read_environment, read_uptime_s
 from services.discovery.health import Health
+from services.discovery.inventory import Inventory
 from services.discovery.kmsg import follow
+from services.discovery.prober import Prober
+from services.discovery.scan import Difference
 from services.discovery.settings import DiscoverySettings
+from services.discovery.tools import Look
 from shared.bus.port import Bus, Disconnected, Subscription
 from shared.clock import Clock
-from shared.devices.keys import check_node, device_key
+from shared.devices.keys import check_node
 from shared.devices.model import RawDevice, UnifiedDevice
-from shared.devices.readings import Readings
 from shared.errors import BadInput
 from shared.events import Cause, Payload, event
 from shared.events.remediation import DiagnosisRequested, RepairRequested
@@ -54,39 +55,7 @@ SERVICE: Final = "discovery"
 AGENT: Final = "agent"
 """Entity of what is said about the node itself."""
 
-_PROBLEMS: Final = Gauge(
-    "mediafleet_discovery_problems", "Files of the host that cannot be read or believed now."
-)
-_SILENT: Final = Counter(
-    "mediafleet_tool_silent", "Probes that a vendor tool did not answer.", ["tool", "answer"]
-)
-_DOUBTS: Final = Counter("mediafleet_capture_doubts", "Figures of vendor tools that were not believed.")
-
 log = structlog.get_logger()
-
-
-@dataclass
-class _Here:
-    """What is on the node now."""
-
-    devices: dict[str, RawDevice] = field(default_factory=dict)
-    gone: dict[str, tuple[RawDevice, float]] = field(default_factory=dict)
-    """Vanished physical devices, and until when they are reported as missing."""
-    found: tuple[RawDevice, ...] = ()
-    """Of the last scan."""
-
-    def physical(self, vendor: str | None = None) -> list[RawDevice]:
-        """Devices that are no partition, of one vendor or of all."""
-        return [
-            device
-            for device in self.devices.values()
-            if device.partition is None and vendor in (None, device.vendor)
-        ]
-
-    def by_address(self) -> dict[str, RawDevice]:
-        """Physical devices by bus address; also those that vanished, their last words still come."""
-        missing = [device for device, _ in self.gone.values()]
-        return {device.bus_address: device for device in (*missing, *self.physical())}
 
 
 class Discovery:
@@ -113,21 +82,19 @@ class Discovery:
         self.journal = Journal(state_dir / "journal", max_bytes=settings.journal_bytes)
         self._kept = state_dir / "discovery.json"
         self.health = Health(node, clock, settings.limits, self._say_health)
-        self._here = _Here()
+        self._inventory = Inventory(root)
+        self._prober = Prober(root, clock, deadline_s=settings.tool_deadline_s, grace_s=settings.grace_s)
         self._boot_id = ""
         self._sequence = -1
         self._answered: dict[str, tuple[int, int]] = {}
-        self._answered_once: set[str] = set()
         self._n = 0
-        self._started_s = clock.monotonic()
         self._rounds: dict[str, asyncio.Event] = {}
         self._probing: set[str] = set()
-        self._dark: set[str] = set()
 
     @property
     def devices(self) -> Mapping[str, RawDevice]:
         """What is on the node now, by key."""
-        return self._here.devices
+        return self._inventory.devices
 
     async def run(self, bus: Bus, ready: Callable[[], None]) -> None:
         """Look, hear and say until cancelled.
@@ -138,10 +105,10 @@ class Discovery:
         """
         try:
             self._recall()
-            self._rescan()
+            self._inventory.scan()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.journal.pump(bus), name="journal")
-                vendors = sorted({device.vendor for device in (*self._here.found, *self._here.physical())})
+                vendors = sorted(self._inventory.vendors)
                 await asyncio.gather(*(self._round(vendor) for vendor in vendors))
                 self._state()
                 self._beat()
@@ -174,7 +141,7 @@ class Discovery:
         same_boot = kept.boot_id == self._boot_id
         self._sequence = kept.sequence if same_boot else -1
         for key, known in kept.devices.items():
-            self._here.devices[key] = known.device
+            self._inventory.devices[key] = known.device
             if known.device.partition is None:
                 self.health.recall(
                     key, known.baseline if same_boot else {}, known.driver if same_boot else None
@@ -182,7 +149,7 @@ class Discovery:
 
     def _keep(self) -> None:
         devices = {}
-        for key, device in self._here.devices.items():
+        for key, device in self._inventory.devices.items():
             standing = self.health.standing(key)
             devices[key] = memory.Known(
                 device=device, baseline=dict(standing.baseline), driver=standing.driver
@@ -192,62 +159,24 @@ class Discovery:
         )
         memory.save(self._kept, kept)
 
-    def _rescan(self) -> None:
-        found = scan.scan(self._root)
-        self._here.found = found.devices
-        _PROBLEMS.set(len(found.problems))
-        for problem in found.problems:
-            log.warning("host file", where=problem.where, problem=problem.what)
-
     async def _round(self, vendor: str) -> None:
         """Ask about all devices of a vendor, say what differs, judge each."""
-        tool, program = self._tool(vendor)
-        look = tools.Look()
-        if tool is not None and program is not None:
-            asked = [self._here.devices.get(device.key, device) for device in self._found(vendor)]
-            look = await tools.ask(tool, program, asked, deadline_s=self._settings.tool_deadline_s)
-            self._count(tool, look)
-        (self._dark.add if look.dark else self._dark.discard)(vendor)
-        self._take(vendor, look)
-        for device in self._here.physical(vendor):
-            self._judge(device, look, asked=program is not None)
+        look = await self._prober.ask(vendor, self._inventory.to_ask(vendor))
+        self._say_differences(*self._inventory.take(vendor, look or Look()))
+        for device in self._inventory.physical(vendor):
+            self.health.probed(device, self._prober.answer(device, look))
         self._keep()
 
-    def _found(self, vendor: str) -> list[RawDevice]:
-        return [device for device in self._here.found if device.vendor == vendor]
-
-    def _take(self, vendor: str, look: tools.Look) -> None:
-        """Make the scan and the tool's words the inventory, and say what differs."""
-        before = {key: device for key, device in self._here.devices.items() if device.vendor == vendor}
-        found = [device for device in self._found(vendor) if scan.is_present(self._root, device)]
-        present = {device.key for device in found}
-        silent = {device.key for device in found if look.answers.get(device.key) != "answered"}
-        merged = [
-            device
-            for device in scan.merge(found, look.devices)
-            if device_key(device.vendor, device.bus_address) in present or not _was_on_bus(before, device)
-        ]
-        after = {device.key: device for device in scan.carry_over(merged, before.values(), silent)}
-        difference = scan.compare(before, after)
-        for key in before:
-            del self._here.devices[key]
-        self._here.devices.update(after)
+    def _say_differences(self, difference: Difference, before: Mapping[str, RawDevice]) -> None:
         for device in difference.removed:
             self._vanished(device)
         for device in difference.changed:
-            if (
-                None not in (device.serial, before[device.key].serial)
-                and device.serial != before[device.key].serial
-            ):
+            if None not in (serials := {device.serial, before[device.key].serial}) and len(serials) > 1:
                 self.health.forget(device.key)
             self._say(Changed(boot_id=self._boot_id, n=self._number(), device=_found(device)), device.key)
         for device in difference.discovered:
-            self._here.gone.pop(device.key, None)
+            self._inventory.missing.pop(device.key, None)
             self._say(Discovered(boot_id=self._boot_id, n=self._number(), device=_found(device)), device.key)
-        for device in look.devices:
-            _DOUBTS.inc(len(device.warnings))
-            for warning in device.warnings:
-                log.info("figure not believed", tool=vendor, problem=warning)
 
     def _vanished(self, device: RawDevice) -> None:
         bound = device.raw.get("pci", {}).get("driver")
@@ -257,66 +186,12 @@ class Discovery:
         reason = "fell off the bus" if off_the_bus else "unplugged" if bound else "driver gone"
         self._say(Removed(boot_id=self._boot_id, n=self._number(), reason=reason), device.key)
         if device.partition is None:
-            self._here.gone[device.key] = (device, self._clock.monotonic() + self._settings.missing_s)
+            self._inventory.missing[device.key] = (device, self._clock.monotonic() + self._settings.missing_s)
             self.health.probed(device, Probe(present=False, answer="none"))
-
-    # how it is
-
-    def _judge(self, device: RawDevice, look: tools.Look, *, asked: bool) -> None:
-        self.health.probed(device, self._probe(device, look, asked=asked))
-
-    def _probe(self, device: RawDevice, look: tools.Look, *, asked: bool) -> Probe:
-        """What sysfs and the tool say now about a physical device and its chips."""
-        key = device.key
-        answer: Literal["answered", "hung", "failed", "none", "dark", "waiting"] = "none"
-        if asked:
-            answer = "dark" if look.dark else look.answers.get(key, "failed")
-        waiting = self._clock.monotonic() < self._started_s + self._settings.grace_s
-        if answer == "answered":
-            self._answered_once.add(key)
-        elif answer in ("hung", "failed") and key not in self._answered_once and waiting:
-            answer = "waiting"
-        on_bus = "pci" in device.sources
-        parts = [each for each in look.devices if each.key == key or _is_chip_of(each, key)]
-        joined = scan.merge([device.model_copy(update={"readings": self._sysfs(device)})], parts)
-        return Probe(
-            present=scan.is_present(self._root, device) if on_bus or "sysfs" in device.sources else True,
-            driver=scan.driver_of(self._root, device.bus_address) is not None if on_bus else None,
-            answer=answer,
-            detail=look.dark or look.detail.get(key, ""),
-            readings={each.key: each.readings for each in joined},
-        )
-
-    def _sysfs(self, device: RawDevice) -> Readings:
-        return scan.read_pci(self._root, device.bus_address) if "pci" in device.sources else Readings()
 
     async def probe(self, device: RawDevice) -> Probe:
         """Probe one physical device, within its own deadline."""
-        tool, program = self._tool(device.vendor)
-        if tool is None or program is None:
-            return self._probe(device, tools.Look(), asked=False)
-        deadline_s = self._settings.tool_deadline_s
-        look = await tools.ask_one(tool, program, device, deadline_s=deadline_s)
-        if look.answers.get(device.key) == "failed":
-            # Perhaps the tool knows it by another name than we think: its description of all devices decides.
-            everything = await tools.ask(tool, program, (device,), deadline_s=deadline_s)
-            if not everything.dark or device.vendor in self._dark:
-                look = everything
-        self._count(tool, look)
-        return self._probe(device, look, asked=True)
-
-    def _tool(self, vendor: str) -> tuple[tools.VendorTool | None, Path | None]:
-        tool = next((each for each in tools.TOOLS if each.vendor == vendor), None)
-        return tool, tools.find_program(self._root, tool.name) if tool else None
-
-    @staticmethod
-    def _count(tool: tools.VendorTool, look: tools.Look) -> None:
-        for answer in look.answers.values():
-            if answer != "answered":
-                _SILENT.labels(tool.name, answer).inc()
-        if look.dark:
-            _SILENT.labels(tool.name, "dark").inc()
-            log.warning("vendor tool fails for every device", tool=tool.name, reason=look.dark)
+        return await self._prober.probe(device)
 
     # what goes on at the same time
 
@@ -345,9 +220,8 @@ class Discovery:
             if now == before and not due:
                 continue
             before, scanned_s = now, self._clock.monotonic()
-            known = {device.vendor for device in self._here.physical()}
-            self._rescan()
-            for vendor in known | {device.vendor for device in self._here.found}:
+            self._inventory.scan()
+            for vendor in self._inventory.vendors:
                 if vendor not in self._rounds:
                     self._follow_vendor(tasks, vendor)
                 self._rounds[vendor].set()
@@ -364,21 +238,21 @@ class Discovery:
         while True:
             await asyncio.sleep(self._settings.fast_probe_s)
             for key in self.health.restless():
-                device = self._here.devices.get(key)
+                device = self._inventory.devices.get(key)
                 if device is not None and key not in self._probing:
                     self._probing.add(key)
                     tasks.create_task(self._look_at(device), name=f"probe-{key}")
-            for key, (device, until_s) in list(self._here.gone.items()):
+            for key, (device, until_s) in list(self._inventory.missing.items()):
                 if self._clock.monotonic() < until_s:
                     self.health.probed(device, Probe(present=False, answer="none"))
                 else:
-                    del self._here.gone[key]
+                    del self._inventory.missing[key]
                     self.health.forget(key)
 
     async def _look_at(self, device: RawDevice) -> None:
         try:
             probe = await self.probe(device)
-            if device.key in self._here.devices:
+            if device.key in self._inventory.devices:
                 self.health.probed(device, probe)
         finally:
             self._probing.discard(device.key)
@@ -411,7 +285,7 @@ class Discovery:
                 continue
             lines.append(line)
         if lines:
-            self.health.heard(lines, self._here.by_address(), uptime_s)
+            self.health.heard(lines, self._inventory.by_address(), uptime_s)
             self._keep()
 
     def _is_old(self, line: KernelEvidence, uptime_s: float | None) -> bool:
@@ -472,14 +346,14 @@ class Discovery:
         self._say(fact, device.key, Cause.source(self._boot_id, verdict.window_id))
 
     def _state(self) -> None:
-        devices = tuple(_found(device) for device in self._here.devices.values())
+        devices = tuple(_found(device) for device in self._inventory.devices.values())
         self._say(InventoryStated(boot_id=self._boot_id, n=self._number(), devices=devices), AGENT)
 
     def _beat(self) -> None:
         beat = Heartbeat(
             boot_id=self._boot_id,
             n=self._number(),
-            device_keys=tuple(self._here.devices),
+            device_keys=tuple(self._inventory.devices),
             journal_depth=self.journal.depth,
             journal_lost=self.journal.lost,
         )
@@ -488,7 +362,7 @@ class Discovery:
 
     def _say_environment(self) -> None:
         devices = tuple(
-            unified for device in self._here.devices.values() if (unified := self._unified(device))
+            unified for device in self._inventory.devices.values() if (unified := self._unified(device))
         )
         self._say(read_environment(self._root, self._boot_id, self._number(), devices), AGENT)
 
@@ -510,16 +384,6 @@ def _found(device: RawDevice) -> FoundDevice:
         raw=device.raw,
         sources=device.sources,
     )
-
-
-def _was_on_bus(before: Mapping[str, RawDevice], device: RawDevice) -> bool:
-    """Sysfs showed its physical device before: when it does not now, a tool's word is an old one."""
-    known = before.get(device_key(device.vendor, device.bus_address))
-    return known is not None and "pci" in known.sources
-
-
-def _is_chip_of(device: RawDevice, key: str) -> bool:
-    return device.parent == key and (device.partition or "").startswith("chip-")
 
 
 async def _every(seconds: float, act: Callable[[], None], *, at_once: bool = False) -> None:
