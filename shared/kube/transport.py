@@ -15,7 +15,6 @@ import asyncio
 import importlib
 import importlib.machinery
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -24,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
+
+import orjson
 
 from shared.errors import Permanent, Refused, Temporary
 from shared.kube.port import StaleWrite
@@ -279,7 +280,7 @@ def raise_for(answer: Answer, what: str) -> None:
 
 def _json_object(raw: bytes) -> dict[str, Any]:
     try:
-        parsed = json.loads(raw)
+        parsed = orjson.loads(raw)
     except ValueError:
         return {"message": raw[:500].decode("utf-8", "replace").strip()} if raw else {}
     return parsed if isinstance(parsed, dict) else {"message": str(parsed)[:500]}

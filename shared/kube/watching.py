@@ -9,9 +9,10 @@ with jitter, so that a thousand clients do not come back at once.
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import orjson
 
 from shared.errors import Temporary
 from shared.kube.models import Change, ChangeKind
@@ -113,7 +114,7 @@ class Watching(Generic[T]):
         }
         async for line in self.transport.lines(self.path, query, silence_s=_SILENCE_S):
             try:
-                event = json.loads(line)
+                event = orjson.loads(line)
                 kind, body = event["type"], event["object"]
             except (ValueError, KeyError, TypeError) as error:
                 raise Temporary(f"watch {self.path}: malformed line {line[:200]!r}") from error

@@ -23,6 +23,9 @@ _RETRY_S: Final = 0.5
 """Wait before a key that was refused is looked at again."""
 _BATCH: Final = 50
 """Keys looked at before others may run."""
+_REST: Final = 1.0
+"""Rest after a batch, as a multiple of the time it took: what changes meanwhile is one look, and a controller
+of very many pods never takes the process for itself."""
 
 _log = structlog.get_logger(__name__)
 
@@ -84,14 +87,13 @@ class ControlLoop:
         self._wake.set()
 
     async def _look_at_due(self) -> None:
-        looked = 0
+        loop = asyncio.get_running_loop()
         while self._due:
-            key = next(iter(self._due))
-            del self._due[key]
-            self._look_at(key)
-            looked += 1
-            if looked % _BATCH == 0:
-                await asyncio.sleep(0)
+            started_s = loop.time()
+            for key in tuple(self._due)[:_BATCH]:
+                del self._due[key]
+                self._look_at(key)
+            await asyncio.sleep(_REST * (loop.time() - started_s))
 
     def _look_at(self, key: Key) -> None:
         try:

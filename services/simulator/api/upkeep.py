@@ -53,8 +53,10 @@ class GarbageCollection:
         if change.kind != "DELETED":
             self._index(change.resource, change.body)
         uids = [owner["uid"] for owner in change.body["metadata"].get("ownerReferences") or ()]
-        if change.kind == "DELETED" or change.body["metadata"].get("deletionTimestamp"):
-            uids.append(change.body["metadata"]["uid"])
+        meta = change.body["metadata"]
+        going = change.kind == "DELETED" or meta.get("deletionTimestamp")
+        if going and (meta.get("finalizers") or meta["uid"] in self._dependents):
+            uids.append(meta["uid"])
         return [("", uid) for uid in uids]
 
     def reconcile(self, key: Key) -> None:

@@ -51,8 +51,8 @@ class Owned:
             self._put(change.body)
 
     def of(self, uid: str) -> list[Json]:
-        """What this owner controls, by name."""
-        return [body for _, body in sorted(self._by_owner.get(uid, {}).items())]
+        """What this owner controls."""
+        return list(self._by_owner.get(uid, {}).values())
 
     def _put(self, body: Json) -> None:
         owner = controller_of(body)
@@ -85,8 +85,7 @@ class ReplicaSets:
             return
         uid, wanted = body["metadata"]["uid"], body["spec"].get("replicas", 1)
         active = [pod for pod in self._pods.of(uid) if is_active(pod)]
-        for pod in sorted(active, key=_goes_first)[: max(0, len(active) - wanted)]:
-            self._store.delete(PODS, *key_of(pod))
+        delete_surplus(self._store, active, len(active) - wanted)
         for _ in range(wanted - len(active)):
             create_pod(self._store, REPLICASETS, body, body["spec"]["template"])
         self._count(key, body)
@@ -270,8 +269,7 @@ class Jobs:
             wanted = parallelism if not succeeded else len(active)
         else:
             wanted = min(parallelism, completions - succeeded)
-        for pod in sorted(active, key=_goes_first)[: max(0, len(active) - wanted)]:
-            self._store.delete(PODS, *key_of(pod))
+        delete_surplus(self._store, active, len(active) - wanted)
         missing = wanted - len(active)
         if missing > 0:
             wait_s = self._not_before_s.get(uid, 0.0) - self._store.clock.monotonic()
@@ -352,6 +350,13 @@ def create_pod(store: Store, resource: Resource, owner: Json, template: Json) ->
         "spec": template.get("spec") or {},
     }
     return store.create(PODS, owner["metadata"]["namespace"], pod)
+
+
+def delete_surplus(store: Store, active: list[Json], count: int) -> None:
+    """Delete so many of these pods, the least useful first."""
+    if count > 0:
+        for pod in sorted(active, key=_goes_first)[:count]:
+            store.delete(PODS, *key_of(pod))
 
 
 def is_active(pod: Json) -> bool:
