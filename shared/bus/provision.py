@@ -11,26 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.bus.nats import advisories
 from shared.bus.nats.lease import BUCKET as LEASES
 from shared.bus.nats.link import ApiError, Link
 from shared.bus.nats.starts import BUCKET as ATTEMPTS
-from shared.events import DOMAINS, Domain, Keeps
-from shared.events.address import PREFIX
+from shared.bus.nats.streams import AUDIT, DEAD_LETTERS, DEDUP_WINDOW_S, NO_STREAM, configuration
+from shared.events import DOMAINS, Keeps
 
-AUDIT = "FLEET_AUDIT"
 VIEWS = ("devices", "claims", "allocations", "cases", "workloads")
 """Buckets of the views; each has one writer."""
-DEDUP_WINDOW_S = 120
-"""How long a stream knows an id: longer than any publish is repeated."""
 _AUDIT_AGE_S = 180 * 86400
 _AUDIT_BYTES = 16 << 30
 _ATTEMPTS_AGE_S = 86400
 _VIEW_BYTES = 1 << 30
 _SMALL_BYTES = 16 << 20
-_MAX_MSG_BYTES = 1 << 20
 _NANOSECONDS = 1_000_000_000
-_NO_STREAM = 10059
 _FIXED = ("storage", "deny_delete", "deny_purge", "retention")
 """What a stream keeps from its creation."""
 
@@ -89,11 +83,11 @@ async def provision(
 
 def wanted_streams(replicas: int = 1, dedup_window_s: float = DEDUP_WINDOW_S) -> list[dict[str, Any]]:
     """The configuration of every stream, in the order in which they can be made."""
-    domains = [_domain(domain) for domain in DOMAINS.values()]
+    domains = [configuration(domain) for domain in DOMAINS.values()]
     audited = [
         domain.stream
         for domain in DOMAINS.values()
-        if domain.keeps is not Keeps.MEMORY and domain.stream != advisories.STREAM
+        if domain.keeps is not Keeps.MEMORY and domain.stream != DEAD_LETTERS
     ]
     streams = [*domains, _audit(audited), *(_bucket(name, _VIEW_BYTES) for name in VIEWS)]
     streams.append(_bucket(LEASES, _SMALL_BYTES) | {"allow_msg_ttl": True})
@@ -103,31 +97,6 @@ def wanted_streams(replicas: int = 1, dedup_window_s: float = DEDUP_WINDOW_S) ->
         if stream["name"] != AUDIT:
             stream["duplicate_window"] = int(dedup_window_s * _NANOSECONDS)
     return streams
-
-
-def _domain(domain: Domain) -> dict[str, Any]:
-    log = domain.keeps is Keeps.LOG
-    config: dict[str, Any] = {
-        "name": domain.stream,
-        "description": f"{domain.name}, said by {', '.join(domain.writers)}",
-        "subjects": [f"{PREFIX}.{domain.name}.>"],
-        "retention": "limits",
-        "storage": "memory" if domain.keeps is Keeps.MEMORY else "file",
-        "max_age": int(domain.max_age.total_seconds()) * _NANOSECONDS if domain.max_age else 0,
-        "max_bytes": domain.max_bytes,
-        "max_msg_size": _MAX_MSG_BYTES,
-        # A case log that is full refuses, and is an alarm; facts of the world make room.
-        "discard": "new" if log else "old",
-        "compression": "none" if domain.keeps is Keeps.MEMORY else "s2",
-        "allow_direct": True,
-        "deny_delete": True,
-        # Closed cases are purged up to their snapshot.
-        "deny_purge": not log,
-    }
-    if domain.stream == advisories.STREAM:
-        streams = [other.stream for other in DOMAINS.values()] + [AUDIT]
-        config["subjects"] = [*config["subjects"], *advisories.captured(streams)]
-    return config
 
 
 def _audit(sources: list[str]) -> dict[str, Any]:
@@ -172,7 +141,7 @@ async def _reconcile(link: Link, wanted: dict[str, Any]) -> list[Change]:
     try:
         found = (await link.api(f"STREAM.INFO.{name}"))["config"]
     except ApiError as error:
-        if error.err_code != _NO_STREAM:
+        if error.err_code != NO_STREAM:
             raise
         await link.api(f"STREAM.CREATE.{name}", wanted)
         return [Change(name, "created")]

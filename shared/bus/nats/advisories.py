@@ -24,24 +24,16 @@ from shared.bus.nats.link import ApiError, Link
 from shared.bus.nats.publishing import message, publish
 from shared.bus.nats.pull import Pull
 from shared.bus.nats.starts import BUCKET
+from shared.bus.nats.streams import ADVISORIES, DEAD_LETTERS
 from shared.bus.port import Disconnected
 from shared.clock import Clock
 from shared.errors import Permanent
-from shared.events import DOMAINS
 
-KINDS = ("MAX_DELIVERIES", "MSG_TERMINATED")
-SUBJECT = "$JS.EVENT.ADVISORY.CONSUMER"
-STREAM = DOMAINS["deadletter"].stream
 _POSITION = "advisories"
 """Where the copier stands, in the bucket of counts: it goes on there after a restart."""
 _AGAIN_S = 1.0
 
 _log = structlog.get_logger(__name__)
-
-
-def captured(streams: list[str]) -> list[str]:
-    """The subjects of the advisories about consumers of these streams; never about dead letters' readers."""
-    return [f"{SUBJECT}.{kind}.{stream}.>" for kind in KINDS for stream in streams if stream != STREAM]
 
 
 async def copy_bodies(link: Link, clock: Clock) -> None:
@@ -54,7 +46,7 @@ async def copy_bodies(link: Link, clock: Clock) -> None:
     bucket = Bucket(link, BUCKET)
     stands = await bucket.get(_POSITION)
     after = int(stands.body) if stands else 0
-    source = Ordered(link, STREAM, f"{SUBJECT}.>", take=take, current=_nothing, after=after)
+    source = Ordered(link, DEAD_LETTERS, f"{ADVISORIES}.>", take=take, current=_nothing, after=after)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(Pull(link, source).run(), name="advisories")
         while True:

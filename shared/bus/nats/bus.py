@@ -132,7 +132,14 @@ class NatsBus:
         """The last fact of an entity's log, as the leader holds it."""
         stream = DOMAINS[of.domain].stream
         message = await publishing.message(self.link, stream, {"last_by_subj": of.wildcard})
-        return None if message is None else _recorded(message)
+        if message is None:
+            return None
+        recorded = _recorded(message)
+        if recorded is None:
+            # What is no fact lies on top: the last fact is below it.
+            facts = [found async for found in self.read(of)]
+            return facts[-1] if facts else None
+        return recorded
 
     async def purge(self, of: Entity, *, below: int) -> None:
         """Forget an entity's facts with a sequence lower than `below`."""

@@ -25,6 +25,7 @@ from shared.bus.nats.link import ApiError, Link
 from shared.bus.nats.pull import Made
 from shared.bus.nats.reading import state
 from shared.bus.nats.starts import NatsStarts
+from shared.bus.nats.streams import NO_STREAM, make_again
 from shared.bus.port import Disconnected, LeaseLost, Subscription
 from shared.events import escape
 from shared.events.address import PREFIX
@@ -58,7 +59,6 @@ class Subscribed:
         self._link = link
         self._intake = intake
         self._lease = lease
-        self._made = 0
         self._begun = False
         self._last = ""
         self._before: Callable[[], Awaitable[None]] | None = None
@@ -75,7 +75,7 @@ class Subscribed:
             await self._before()
         if lease is not None and lease.remaining_s() <= 0:
             raise LeaseLost(f"the lease {lease.name} is over")
-        created, last = await state(self._link, self.stream)
+        created, last = await self._state()
         if intake.stream_created not in (EPOCH, created):
             _log.warning("stream_rebuilt", stream=self.stream, consumer=intake.family)
             intake.rebuilt()
@@ -86,8 +86,7 @@ class Subscribed:
             start = 1 if intake.subscription.history else last + 1
             if lease is not None and others:
                 start = await self._after_predecessor(lease, others)
-        self._made += 1
-        name = self._name()
+        name = self._name(others)
         answer = await self._create(name, start)
         after = None if self._begun else start - 1
         self._begun = True
@@ -122,12 +121,21 @@ class Subscribed:
         if self._lease is None:
             await self._delete(name)
 
-    def _name(self) -> str:
+    async def _state(self) -> tuple[datetime, int]:
+        try:
+            return await state(self._link, self.stream)
+        except ApiError as error:
+            if error.err_code == NO_STREAM and await make_again(self._link, self.stream):
+                return await state(self._link, self.stream)
+            raise
+
+    def _name(self, others: dict[tuple[int, int], str]) -> str:
         family = self._intake.family
         if self._lease is None:
             return f"{family}_{uuid.uuid4().hex[:12]}"
         number = self._lease.number
-        return f"{family}-{number}" if self._made == 1 else f"{family}-{number}-{self._made}"
+        part = 1 + max((part for lease, part in others if lease == number), default=0)
+        return f"{family}-{number}" if part == 1 else f"{family}-{number}-{part}"
 
     async def _create(self, name: str, start: int) -> dict[str, Any]:
         rules = self._intake.subscription

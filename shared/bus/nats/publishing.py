@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,8 @@ from shared.bus.nats.link import ANSWER_WITHIN_S, ApiError, Link, checked
 from shared.bus.nats.reading import Stored as StoredMessage
 from shared.bus.nats.reading import moment
 from shared.bus.port import Disconnected, Stored
-from shared.errors import Conflict, Permanent
-from shared.events import DOMAINS, AnyEvent
+from shared.errors import BadInput, Conflict, Permanent
+from shared.events import DOMAINS, AnyEvent, decode
 from shared.events.envelope import CONTENT_TYPE
 
 SAY_WITHIN_S = 10.0
@@ -33,7 +32,6 @@ _AGAIN_FIRST_S, _AGAIN_MOST_S = 0.02, 1.0
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """Error codes of a failed expectation; the second one does not say where the log stands."""
 _NO_MESSAGE = 10037
-_LAST = re.compile(r"wrong last sequence: (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +59,51 @@ async def append(link: Link, event: AnyEvent, expected: int, *, within_s: float 
     # The server does not check that the filter covers the subject: both are made from one entity here.
     wildcard = address.of.wildcard
     headers = _headers(event.id)
-    headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
     headers["Nats-Expected-Last-Subject-Sequence-Subject"] = wildcard
     body = event.encode()
     stream = DOMAINS[address.domain].stream
+    stands = expected
+    while True:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(stands)
+        try:
+            ack = await _say(link, address.domain, address.subject, body, headers, within_s=within_s)
+        except ApiError as error:
+            if error.err_code not in WRONG_LAST_SEQUENCE:
+                raise
+            found, stands = await _above(link, stream, wildcard, expected)
+            if found is None and stands > expected:
+                # Only what is no fact lies above: no case holds on it.
+                continue
+            if found is not None and found.id == event.id:
+                return found.sequence
+            metrics.CONFLICTS.labels(link.service, address.domain).inc()
+            last = await message(link, stream, {"last_by_subj": wildcard})
+            raise Conflict(str(address.of), expected=expected, last=last.sequence if last else 0) from None
+        sequence = int(ack["seq"])
+        if ack.get("duplicate"):
+            await _check_same(link, stream, sequence, event, body)
+        return sequence
+
+
+async def _above(link: Link, stream: str, wildcard: str, expected: int) -> tuple[Message | None, int]:
+    """The first fact of a log above a sequence, and the last sequence looked at."""
+    looked_at = expected
+    while True:
+        found = await message(link, stream, {"seq": looked_at + 1, "next_by_subj": wildcard})
+        if found is None:
+            return None, looked_at
+        looked_at = found.sequence
+        if is_fact(found.subject, found.body):
+            return found, looked_at
+
+
+def is_fact(subject: str, body: bytes) -> bool:
+    """Whether it is an envelope that matches its subject (of a known type or not)."""
     try:
-        ack = await _say(link, address.domain, address.subject, body, headers, within_s=within_s)
-    except ApiError as error:
-        if error.err_code not in WRONG_LAST_SEQUENCE:
-            raise
-        first = await message(link, stream, {"seq": expected + 1, "next_by_subj": wildcard})
-        if first is not None and first.id == event.id:
-            return first.sequence
-        metrics.CONFLICTS.labels(link.service, address.domain).inc()
-        raise Conflict(
-            str(address.of), expected=expected, last=await _where(link, stream, wildcard, error)
-        ) from None
-    sequence = int(ack["seq"])
-    if ack.get("duplicate"):
-        await _check_same(link, stream, sequence, event, body)
-    return sequence
+        decode(subject, body)
+    except BadInput:
+        return False
+    return True
 
 
 async def message(link: Link, stream: str, wanted: dict[str, Any]) -> Message | None:
@@ -105,7 +128,7 @@ async def message(link: Link, stream: str, wanted: dict[str, Any]) -> Message | 
         int(found["seq"]),
         base64.b64decode(found.get("data", "")),
         moment(found["time"]),
-        headers.get("Nats-Frame-Id"),
+        headers.get("Nats-Msg-Id"),
     )
 
 
@@ -151,13 +174,5 @@ async def _check_same(link: Link, stream: str, sequence: int, event: AnyEvent, b
         )
 
 
-async def _where(link: Link, stream: str, wildcard: str, error: ApiError) -> int | None:
-    said = _LAST.search(error.description)
-    if said:
-        return int(said[1])
-    last = await message(link, stream, {"last_by_subj": wildcard})
-    return last.sequence if last else 0
-
-
 def _headers(id_: str) -> dict[str, str]:
-    return {"Nats-Frame-Id": id_, "Content-Type": CONTENT_TYPE}
+    return {"Nats-Msg-Id": id_, "Content-Type": CONTENT_TYPE}

@@ -32,7 +32,7 @@ HEARTBEAT_S = 1.5
 _AGAIN_FIRST_S, _AGAIN_MOST_S = 0.02, 1.0
 _NANOSECONDS = 1_000_000_000
 _GONE = ("Deleted", "Leadership", "Shutdown")
-"""Words of the server's reasons why a consumer delivers no more, though it says what was left of the request."""
+"""Words of reasons why a consumer delivers no more, though the server says what was left of the request."""
 _V1_TOKENS = 9
 """`$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>`; the second form,
 which a server may be configured for, has domain and account in front of the stream."""
