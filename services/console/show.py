@@ -74,26 +74,20 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, empt
 
 
 def causal_tree(why: Why, *, omit: Iterable[str] = ()) -> Tree:
-    """The chain as a tree: each cause holds what it made happen.
+    """Causes one below the other, the event asked for, and below it what followed.
 
     Args:
         why: the chain.
         omit: facts (by name) that would only crowd the picture.
     """
     hidden = set(omit)
-    chain = [*why.causes, why.event]
-    start = f"cause {why.lost} is no longer kept" if why.lost else ""
-    root = Tree(_node(chain[0])) if not start else Tree(Text(start, "dim"))
-    at = root if not start else root.add(_node(chain[0]))
-    for event in chain[1:]:
-        at = at.add(_node(event, asked=event.id == why.event.id))
-    levels = {0: at}
+    root = Tree(Text(f"cause {why.lost} is no longer kept" if why.lost else "first evidence", "dim"))
+    for event in why.causes:
+        root.add(_node(event))
+    levels = {0: root.add(_node(why.event, asked=True))}
     for depth, event in why.effects:
         parent = levels[max(level for level in levels if level < depth)]
-        if event.address.fact in hidden:
-            levels[depth] = parent
-        else:
-            levels[depth] = parent.add(_node(event))
+        levels[depth] = parent if event.address.fact in hidden else parent.add(_node(event))
         for deeper in [level for level in levels if level > depth]:
             del levels[deeper]
     return root

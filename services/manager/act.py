@@ -34,6 +34,7 @@ class Projection:
         self._devices = bus.view("devices", DeviceRow)
         self._allocations = bus.view("allocations", AllocationRow)
         self._dirty: dict[str, None] = {}
+        self._writing: set[str] = set()
         self._waiting = asyncio.Event()
         self._gate = asyncio.Semaphore(at_once)
         self._labels: dict[str, dict[str, str | None]] = {}
@@ -60,10 +61,11 @@ class Projection:
             while True:
                 await self._waiting.wait()
                 self._waiting.clear()
-                dirty, self._dirty = list(self._dirty), {}
                 self._gauge()
-                for about in dirty:
+                for about in [each for each in self._dirty if each not in self._writing]:
                     await self._gate.acquire()
+                    self._dirty.pop(about, None)
+                    self._writing.add(about)
                     tasks.create_task(self._write(about), name=f"project-{about}")
 
     async def _write(self, about: str) -> None:
@@ -86,6 +88,9 @@ class Projection:
                     return
         finally:
             self._gate.release()
+            self._writing.discard(about)
+            if about in self._dirty:  # it changed while it was written: one write at a time, the latest last
+                self._waiting.set()
 
     async def _project(self, known: Known) -> None:
         await self._devices.put(known.about, known.row)

@@ -26,6 +26,7 @@ from services.console.why import Causes
 from shared.bus.port import Bus
 from shared.errors import BadInput
 from shared.events import AnyEvent, Unknown
+from shared.events.world import HealthReported
 from shared.host import alongside
 
 POLICY = Path(__file__).with_name("policy.yaml")
@@ -44,6 +45,7 @@ _UNTOLD = {
 """Facts that would crowd the timeline; `mediafleet events` shows them."""
 _SHORT_WINDOWS = {
     "MEDIAFLEET_BRIDGE__SLOTS_PER_ENGINE": "4",
+    "MEDIAFLEET_BRIDGE__GRACE_S": "1",
     "MEDIAFLEET_SIMULATOR__NODE_STATUS_S": "0.5",
     "MEDIAFLEET_SIMULATOR__SAMPLE_S": "0.5",
 }
@@ -76,6 +78,8 @@ class _Audience:
     def __init__(self, started: float, machine: bool) -> None:  # noqa: FBT001 - one of two ways to tell
         self.started = started
         self._machine = machine
+        self._verdicts: dict[str, str] = {}
+        self._told: set[str] = set()
 
     def tell(self, line: str) -> None:
         """A line of narration."""
@@ -86,15 +90,30 @@ class _Audience:
                 Text(f"{time.time() - self.started:+8.2f} s  {line}", "bold yellow"), soft_wrap=True
             )
 
+    def told_the_end(self) -> bool:
+        """Whether the services have said that both acts are over."""
+        return {"readmitted", "restored", "resolved"} <= self._told
+
     async def follow(self, bus: Bus) -> None:
         """The timeline, until cancelled."""
         async for event in read.follow(bus, read.Filter("fleet.v1.>"), history=True):
-            if event.address.domain not in _TOLD_DOMAINS or event.address.fact in _UNTOLD:
+            self._told.add(event.address.fact)
+            if not self._news(event):
                 continue
             if self._machine:
                 as_json({"kind": "event", **event_json(event)})
             else:
                 console.print(event_line(event, since=self.started), soft_wrap=True)
+
+    def _news(self, event: AnyEvent) -> bool:
+        """Whether the timeline tells it: verdicts only when they change."""
+        if event.address.domain not in _TOLD_DOMAINS or event.address.fact in _UNTOLD:
+            return False
+        if isinstance(event.data, HealthReported):
+            before, now = self._verdicts.get(event.subject), event.data.verdict
+            self._verdicts[event.subject] = now
+            return now != before or bool(event.data.evidence)
+        return True
 
     def chain(self, events: list[AnyEvent], pod_uid: str) -> None:
         """Why a pod was evicted."""
@@ -134,7 +153,7 @@ async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
         cluster = await start_services(here, session, seed=seed)
         audience.tell(f"{len(here.running)} processes started; API server at {cluster.url}")
-        story = Story(cluster, audience.tell)
+        story = Story(cluster, audience.tell, curtain=audience.told_the_end)
         async with read.bus(here.nats_url) as bus:
             await alongside(story.play(seed), audience.follow(bus), _watch(here))
             kept = await read.past(bus, read.Filter("fleet.v1.>"))

@@ -47,6 +47,7 @@ class Story:
         tell: says a line of narration.
         checks: what was found, for the verdict.
         evicted: uid of an evicted pod whose chain is worth showing.
+        curtain: whether the services have told the end; waited for a little, so that the timeline is whole.
     """
 
     cluster: SimulatedCluster
@@ -54,6 +55,7 @@ class Story:
     within_s: float = 30.0
     checks: list[Check] = field(default_factory=list)
     evicted: str = ""
+    curtain: Callable[[], bool] = lambda: True
 
     async def play(self, seed: int) -> None:
         """Both acts; stops at the first thing that does not happen."""
@@ -61,6 +63,11 @@ class Story:
             cast = await self._cast(seed)
             await self._fault(cast)
             await self._breach(cast)
+            async with asyncio.timeout(self.within_s):
+                while not self.curtain():  # noqa: ASYNC110 - told by a stream, not by an event
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            self.tell("the services have not told the end yet")
         except NotSeen as missing:
             self.checks.append(Check("the story goes on", passed=False, seen=str(missing)))
 
