@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from services.simulator.settings import SimulatorSettings
     from shared.bus.port import Bus
     from shared.clock import Clock
+    from shared.events.world import Sampled
 
 log = structlog.get_logger(__name__)
 
@@ -233,21 +234,24 @@ class Cluster:
         measured = sampling.samples(self.api.store, self.running(), self.conditions(), window)
         if self.bus is None:
             return len(measured)
+        try:
+            async with asyncio.timeout(max(1.0, window.length_s)):
+                await self._say(self.bus, measured, window)
+        except (FleetError, TimeoutError) as gone:
+            # A sample is worth nothing later: the next window has its own.
+            log.info("samples lost", reason=str(gone) or "the bus is slow", window=window.n)
+        return len(measured)
+
+    async def _say(self, bus: Bus, measured: list[Sampled], window: sampling.Window) -> None:
         for sample in measured:
             fact = event(
                 sample,
                 (sample.pod.namespace, sample.pod.name),
-                cause=Cause.source(self._started, f"{self._window}/{sample.pod.uid}"),
+                cause=Cause.source(self._started, f"{window.n}/{sample.pod.uid}"),
                 source=SOURCE,
                 at=window.at,
             )
-            try:
-                await self.bus.publish(fact)
-            except FleetError as gone:
-                # A sample is worth nothing later: the next window has its own.
-                log.info("samples lost", reason=str(gone), window=self._window)
-                break
-        return len(measured)
+            await bus.publish(fact)
 
     def snapshot(self) -> dict[str, Any]:
         """What there is now, for the control interface."""

@@ -44,3 +44,10 @@ def complaint(device: Device, code: int | str | None = None) -> str:
     return (
         f"devdrv_device_driver {address}: [ascend] device fault, dev_id={device.slot}, event code 0x{event}"
     )
+
+
+def lost(device: Device) -> str:
+    """The line of a device that does not answer on its bus any more."""
+    if device.model.vendor == "amd":
+        return f"amdgpu {device.bus_address}: amdgpu: device lost from bus!"
+    return complaint(device, "79" if device.model.vendor == "nvidia" else "80E0020B")

@@ -47,13 +47,13 @@ class DeviceFault(_Body):
 
     `line` (or `xid`) a kernel line and, unless `condition` says otherwise, what its class in the fault
     catalogue does to work: a fatal one kills the device, a transient one slows it, others do nothing; `ecc`
-    counters that grow; `hang`, `fail` the vendor's tool; `remove`, `replace` the board; `condition` only what
-    work feels; `heal` everything is well again.
+    counters that grow; `hang`, `fail` the vendor's tool; `lost` the device is off its bus, by line and tool;
+    `remove`, `replace` the board; `condition` only what work feels; `heal` everything is well again.
     """
 
     node: str
     device: str = Field(description="device key, bus address or slot number")
-    kind: Literal["line", "xid", "ecc", "hang", "fail", "remove", "replace", "condition", "heal"]
+    kind: Literal["line", "xid", "ecc", "hang", "fail", "lost", "remove", "replace", "condition", "heal"]
     code: int | str | None = Field(default=None, description="Xid, RAS block or event code of a line")
     text: str | None = Field(default=None, description="the whole kernel line instead")
     condition: Condition | None = None
@@ -168,6 +168,7 @@ def strike(tree: HostTree, fault: DeviceFault) -> None:
         "ecc": lambda: tree.count_errors(name, correctable=fault.correctable, uncorrectable=fault.count),
         "hang": lambda: tree.hang(name),
         "fail": lambda: tree.fail(name),
+        "lost": lambda: tree.lose(name),
         "remove": lambda: tree.remove(name),
         "replace": lambda: tree.replace(name, serial=fault.serial),
         "heal": lambda: tree.heal(name),

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.simulator import device_files, vendor_tools
-from services.simulator.complaints import complaint
+from services.simulator.complaints import complaint, lost
 from services.simulator.hardware import (
     KERNEL_DRIVERS,
     Condition,
@@ -154,6 +154,12 @@ class HostTree:
         """Let the vendor's tool hang when it touches the device (and so when it asks for all)."""
         self._hanging.add(self.device(name).slot)
         self._refresh()
+
+    def lose(self, name: str) -> None:
+        """The device does not answer on its bus any more: the driver says so, and its tool cannot ask it."""
+        self.kernel_line(lost(self.device(name)))
+        self.fail(name)
+        self.condition(name, "dead")
 
     def fail(self, name: str) -> None:
         """Let the vendor's tool fail when it touches the device (and so when it asks for all)."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.simulator.load import TIMEOUT_MS, Work, felt, share_of, stretch, unit_of, utilisation
@@ -86,6 +86,7 @@ def test_ids_that_name_no_engine_carry_no_load(slot: str) -> None:
     assert felt([work("a", slot)], {})["a"].latency_p99_ms == 20
 
 
+@settings(deadline=None)
 @given(st.floats(0, 50), st.floats(0, 50))
 def test_more_load_is_never_faster(one: float, other: float) -> None:
     less, more = sorted((one, other))

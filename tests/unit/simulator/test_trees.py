@@ -199,6 +199,19 @@ def test_faults_do_what_their_name_says_and_healing_undoes_it(
     assert tree.devices[0].temperature_c == well.temperature_c
 
 
+@pytest.mark.parametrize("model", ["NVIDIA L4", "Instinct MI210", "910B3"])
+def test_a_device_that_is_lost_is_silent_and_its_driver_says_why(base: Path, model: str) -> None:
+    tree = grown(base, model)
+    strike(tree, DeviceFault(node="w", device="0", kind="lost"))
+    tool, arguments, _ = READ[MODELS[model].vendor]
+    assert ask(tree, *arguments, tool=tool).returncode != 0
+    (evidence,) = filter(None, map(kernel_lines.parse, (tree.root / "dev/kmsg").read_text().splitlines()))
+    assert evidence.fault.fault_class == "fatal"
+    assert tree.devices[0].condition == "dead"
+    strike(tree, DeviceFault(node="w", device="0", kind="heal"))
+    assert ask(tree, *arguments, tool=tool).returncode == 0
+
+
 def test_bad_names_say_what_to_write(base: Path) -> None:
     tree = grown(base, "NVIDIA L4")
     with pytest.raises(BadInput, match="write one of nvidia-0000-3b-00-0"):
