@@ -27,7 +27,7 @@ from services.bridge.plugin import Asked, Plugin, Timing
 from services.bridge.record import Heard, NodeRecord
 from services.bridge.settings import BridgeSettings
 from services.bridge.store import DiskRecord
-from shared.bus.port import Bus, Delivery, Subscription
+from shared.bus.port import Bus, Delivery, Disconnected, Subscription
 from shared.clock import Clock
 from shared.errors import BadInput, Refused
 from shared.events import Cause, Payload, Unknown, device, event, remediation, world
@@ -50,6 +50,8 @@ HEARD: Final[dict[str, tuple[type[Payload], ...]]] = {
         remediation.HoldReleased,
     ),
 }
+
+_HEAR_AGAIN_S = 1.0
 
 log = structlog.get_logger()
 
@@ -133,6 +135,15 @@ class Bridge:
             self.journal.close()
 
     async def _hear(self, bus: Bus, ready: Callable[[], None]) -> None:
+        """Hear this node's facts; a bus that is away is waited for and heard from its oldest fact on."""
+        while True:
+            try:
+                await self._consume(bus, ready)
+            except Disconnected as error:
+                log.warning("the bus cannot be heard", reason=str(error))
+                await asyncio.sleep(_HEAR_AGAIN_S)
+
+    async def _consume(self, bus: Bus, ready: Callable[[], None]) -> None:
         subscriptions = tuple(
             Subscription(domain, types, self._handle, place=self._node) for domain, types in HEARD.items()
         )
