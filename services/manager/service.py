@@ -19,7 +19,8 @@ from shared.deciders.protocol import Effect
 from shared.deciders.runner import Runner
 from shared.events import AnyEvent, Entity, Payload, Unknown
 from shared.events.world import Changed, Discovered, FoundDevice, Heartbeat, InventoryStated, Removed
-from shared.host import Host, alongside
+from shared.host import Host
+from shared.host.tasks import together
 from shared.kube.client import connect
 
 _INVENTORY = (Discovered, Changed, Removed)
@@ -103,10 +104,10 @@ class Manager:
                 self._fleet, host.bus, kube, host.shared.resource_domain, at_once=settings.project_at_once
             )
             await self._recover()
-            await alongside(
-                runner.run(lease),
-                self._projection.run(lambda: _until_caught_up(runner)),
-                self._sweep(runner),
+            await together(
+                manager=runner.run(lease),
+                projection=self._projection.run(lambda: _until_caught_up(runner)),
+                silence=self._sweep(runner),
             )
 
     async def _recover(self) -> None:

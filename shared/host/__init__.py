@@ -1,6 +1,6 @@
 """The process around a service: settings, lifespan, logs, metrics, health endpoints."""
 
-from shared.host.process import Host, alongside, main
+from shared.host.process import Host, main
 from shared.host.settings import ServiceSettings, SharedSettings, load, read_section
 
-__all__ = ["Host", "ServiceSettings", "SharedSettings", "alongside", "load", "main", "read_section"]
+__all__ = ["Host", "ServiceSettings", "SharedSettings", "load", "main", "read_section"]

@@ -14,7 +14,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -101,19 +101,6 @@ def main(service: str, settings: type[SettingsT], run: Run[SettingsT]) -> None:
 
 async def _live(service: str, shared: SharedSettings, own: SettingsT, run: Run[SettingsT]) -> None:
     await _Process(service, shared, own, run).live()
-
-
-async def alongside(*work: Coroutine[object, object, None]) -> None:
-    """Run these side by side until the first ends; its error is raised as it is, the others are cancelled."""
-    tasks = [asyncio.create_task(each, name=getattr(each, "__qualname__", "work")) for each in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Watch:

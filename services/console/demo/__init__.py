@@ -27,7 +27,7 @@ from shared.bus.port import Bus
 from shared.errors import BadInput
 from shared.events import AnyEvent, Unknown
 from shared.events.world import HealthReported
-from shared.host import alongside
+from shared.host.tasks import together
 
 POLICY = Path(__file__).with_name("policy.yaml")
 _CLUSTER_SERVICES = ("manager", "remediation", "guardian", "autoscaler", "alerting")
@@ -155,7 +155,7 @@ async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int
         audience.tell(f"{len(here.running)} processes started; API server at {cluster.url}")
         story = Story(cluster, audience.tell, curtain=audience.told_the_end)
         async with read.bus(here.nats_url) as bus:
-            await alongside(story.play(seed), audience.follow(bus), _watch(here))
+            await together(story=story.play(seed), timeline=audience.follow(bus), watch=_watch(here))
             kept = await read.past(bus, read.Filter("fleet.v1.>"))
         audience.chain([event for event in kept if not isinstance(event, Unknown)], story.evicted)
         passed = audience.verdict(story.checks, audience.started)
