@@ -19,9 +19,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from shared.clock import Clock, SystemClock
 from shared.errors import Permanent
 from shared.kube.decode import hpa_from, media_resource_from, node_from, pod_from, workload_from
-from shared.kube.models import EvictionAnswer, EvictionOutcome
+from shared.kube.models import EvictionAnswer
 from shared.kube.port import StaleWrite
-from shared.kube.transport import Answer, Transport, raise_for
+from shared.kube.requests import (
+    WORKLOAD_KINDS,
+    classify_eviction,
+    hpas_path,
+    lost_race,
+    node_path,
+    pods_path,
+    reference,
+    same_taint,
+    selection,
+    workload_path,
+)
+from shared.kube.transport import Transport, raise_for
 from shared.kube.watching import Watching
 
 if TYPE_CHECKING:
@@ -41,13 +53,6 @@ _NOTE_LIMIT: Final = 1024
 """Characters that events.k8s.io/v1 allows in ``note``."""
 _FIELD_LIMIT: Final = 128
 """Characters that events.k8s.io/v1 allows in ``reason``, ``action`` and ``reportingInstance``."""
-_KINDS: Final = {
-    "Deployment": ("/apis/apps/v1", "deployments"),
-    "ReplicaSet": ("/apis/apps/v1", "replicasets"),
-    "StatefulSet": ("/apis/apps/v1", "statefulsets"),
-    "DaemonSet": ("/apis/apps/v1", "daemonsets"),
-    "Job": ("/apis/batch/v1", "jobs"),
-}
 
 
 @asynccontextmanager
@@ -104,11 +109,11 @@ class KubeClient:
         self, *, node: str | None = None, namespace: str | None = None, labels: str | None = None
     ) -> list[Pod]:
         """Pods, by node, namespace and label selector."""
-        return await self._list(_pods_path(namespace), pod_from, _selection(node=node, labels=labels))
+        return await self._list(pods_path(namespace), pod_from, selection(node=node, labels=labels))
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         """One pod by name."""
-        return await self._read(f"{_pods_path(namespace)}/{name}", pod_from)
+        return await self._read(f"{pods_path(namespace)}/{name}", pod_from)
 
     async def evict(
         self, pod: PodRef, *, grace_s: int | None = None, dry_run: bool = False
@@ -125,7 +130,7 @@ class KubeClient:
             options["dryRun"] = ["All"]
         answer = await self._transport.request(
             "POST",
-            f"{_pods_path(pod.namespace)}/{pod.name}/eviction",
+            f"{pods_path(pod.namespace)}/{pod.name}/eviction",
             body={
                 "apiVersion": "policy/v1",
                 "kind": "Eviction",
@@ -143,27 +148,27 @@ class KubeClient:
         labels: str | None = None,
     ) -> AsyncGenerator[Change[Pod], None]:
         """Every pod, SYNCED, then every change."""
-        return self._watch(_pods_path(namespace), pod_from, _selection(node=node, labels=labels))
+        return self._watch(pods_path(namespace), pod_from, selection(node=node, labels=labels))
 
     # --- nodes ----------------------------------------------------------------------------------------------
 
     async def nodes(self, *, labels: str | None = None) -> list[Node]:
         """Nodes, by label selector."""
-        return await self._list("/api/v1/nodes", node_from, _selection(labels=labels))
+        return await self._list("/api/v1/nodes", node_from, selection(labels=labels))
 
     async def node(self, name: str) -> Node | None:
         """One node by name."""
-        return await self._read(_node_path(name), node_from)
+        return await self._read(node_path(name), node_from)
 
     async def set_taint(self, node: str, taint: Taint) -> bool:
         """Put this taint on the node, replacing its own key and effect only."""
         wanted = {"key": taint.key, "effect": taint.effect} | ({"value": taint.value} if taint.value else {})
 
         def change(taints: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            same = [entry for entry in taints if _is(entry, taint)]
+            same = [entry for entry in taints if same_taint(entry, taint)]
             if len(same) == 1 and (same[0].get("value") or "") == taint.value:
                 return taints
-            return [entry for entry in taints if not _is(entry, taint)] + [wanted]
+            return [entry for entry in taints if not same_taint(entry, taint)] + [wanted]
 
         return await self._change_taints(node, change)
 
@@ -181,35 +186,35 @@ class KubeClient:
     ) -> None:
         """Set labels and annotations of a node; None removes one."""
         metadata = {"labels": dict(labels)} | ({"annotations": dict(annotations)} if annotations else {})
-        await self._write("PATCH", _node_path(node), {"metadata": metadata}, _MERGE)
+        await self._write("PATCH", node_path(node), {"metadata": metadata}, _MERGE)
 
     async def patch_node_capacity(self, node: str, resources: Mapping[str, str | None]) -> None:
         """Write extended resources into ``status.capacity``; None removes one."""
         await self._write(
-            "PATCH", f"{_node_path(node)}/status", {"status": {"capacity": dict(resources)}}, _MERGE
+            "PATCH", f"{node_path(node)}/status", {"status": {"capacity": dict(resources)}}, _MERGE
         )
 
     def watch_nodes(self, *, labels: str | None = None) -> AsyncGenerator[Change[Node], None]:
         """Every node, SYNCED, then every change."""
-        return self._watch("/api/v1/nodes", node_from, _selection(labels=labels))
+        return self._watch("/api/v1/nodes", node_from, selection(labels=labels))
 
     # --- workloads ------------------------------------------------------------------------------------------
 
     async def owner_workload(self, pod: Pod) -> Workload | None:
         """What made this pod, through its ReplicaSet where there is one."""
-        if pod.owner is None or pod.owner.kind not in _KINDS:
+        if pod.owner is None or pod.owner.kind not in WORKLOAD_KINDS:
             return None
-        body = await self._body(_workload_path(pod.namespace, pod.owner.kind, pod.owner.name))
+        body = await self._body(workload_path(pod.namespace, pod.owner.kind, pod.owner.name))
         if body is None or body["metadata"].get("uid") != pod.owner.uid:
             return None
         for above in body["metadata"].get("ownerReferences") or ():
-            if above.get("controller") and above.get("kind") in _KINDS:
+            if above.get("controller") and above.get("kind") in WORKLOAD_KINDS:
                 return await self.workload(pod.namespace, above["kind"], above["name"])
         return workload_from(body, pod.owner.kind)
 
     async def workload(self, namespace: str, kind: str, name: str) -> Workload | None:
         """One workload by kind and name."""
-        body = await self._body(_workload_path(namespace, kind, name))
+        body = await self._body(workload_path(namespace, kind, name))
         return None if body is None else workload_from(body, kind)
 
     async def scale(
@@ -223,7 +228,7 @@ class KubeClient:
     ) -> Workload:
         """Ask for this many replicas by the scale subresource."""
         metadata = {"resourceVersion": expected_resource_version} if expected_resource_version else {}
-        path = _workload_path(namespace, kind, name)
+        path = workload_path(namespace, kind, name)
         await self._write(
             "PATCH", f"{path}/scale", {"metadata": metadata, "spec": {"replicas": replicas}}, _MERGE
         )
@@ -234,7 +239,7 @@ class KubeClient:
 
     async def hpas(self, namespace: str | None = None) -> list[Hpa]:
         """HorizontalPodAutoscalers of a namespace, or all."""
-        return await self._list(_hpas_path(namespace), hpa_from, {})
+        return await self._list(hpas_path(namespace), hpa_from, {})
 
     async def patch_hpa_min(
         self,
@@ -250,7 +255,7 @@ class KubeClient:
         if expected_resource_version:
             metadata["resourceVersion"] = expected_resource_version
         patch = {"metadata": metadata, "spec": {"minReplicas": min_replicas}}
-        return hpa_from(await self._write("PATCH", f"{_hpas_path(namespace)}/{name}", patch, _MERGE))
+        return hpa_from(await self._write("PATCH", f"{hpas_path(namespace)}/{name}", patch, _MERGE))
 
     # --- MediaResources -------------------------------------------------------------------------------------
 
@@ -339,10 +344,10 @@ class KubeClient:
             "reason": reason[:_FIELD_LIMIT],
             "type": type,
             "note": note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 1] + "…",
-            "regarding": _reference(regarding),
+            "regarding": reference(regarding),
         }
         if related is not None:
-            body["related"] = _reference(related)
+            body["related"] = reference(related)
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         answer = await self._transport.request("POST", path, body=body)
         if answer.status != 409:  # noqa: PLR2004 - it is there already
@@ -399,7 +404,7 @@ class KubeClient:
         self, node: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
     ) -> bool:
         """Read, change, write if nobody wrote in between; again if somebody did."""
-        path = _node_path(node)
+        path = node_path(node)
         for _ in range(_WRITE_ATTEMPTS):
             body = await self._body(path)
             if body is None:
@@ -419,7 +424,7 @@ class KubeClient:
                 {"op": "add", "path": "/spec/taints", "value": after},
             ]
             answer = await self._transport.request("PATCH", path, body=patch, content_type=_JSON_PATCH)
-            if not _lost_race(answer):
+            if not lost_race(answer):
                 raise_for(answer, f"taints of node {node}")
                 return True
         raise StaleWrite(f"taints of node {node}: other writers were always first", delay_s=0.5)
@@ -428,74 +433,3 @@ class KubeClient:
         self, path: str, decode: Callable[[Mapping[str, Any]], T], query: dict[str, str]
     ) -> AsyncGenerator[Change[T], None]:
         return Watching(self._transport, path, query, decode, self._random).changes()
-
-
-def classify_eviction(answer: Answer) -> EvictionAnswer:
-    """What an answer to an eviction request means.
-
-    Source: kubernetes ``pkg/registry/core/pod/storage/eviction.go``.
-    """
-    budget = any(cause.get("reason") == "DisruptionBudget" for cause in answer.causes)
-    match answer.status:
-        case 200 | 201:
-            outcome = EvictionOutcome.EVICTED
-        case 404:
-            outcome = EvictionOutcome.GONE
-        case 409:
-            outcome = EvictionOutcome.REPLACED
-        case 429:
-            outcome = EvictionOutcome.BLOCKED if budget else EvictionOutcome.THROTTLED
-        case _:
-            outcome = EvictionOutcome.FAILED
-    details = answer.body.get("details") or {}
-    retry_after_s = answer.retry_after_s or (float(details.get("retryAfterSeconds") or 0) or None)
-    return EvictionAnswer(answer.status, outcome, "" if answer.ok else answer.message, retry_after_s)
-
-
-def _lost_race(answer: Answer) -> bool:
-    """409, or a failed ``test`` of the patch: 422 without any cause, as the API server answers it."""
-    return answer.status == 409 or (answer.status == 422 and not answer.causes)  # noqa: PLR2004 - HTTP's numbers
-
-
-def _is(entry: Mapping[str, Any], taint: Taint) -> bool:
-    return bool(entry.get("key") == taint.key and entry.get("effect") == taint.effect)
-
-
-def _reference(ref: ObjectRef) -> dict[str, str]:
-    fields = {
-        "apiVersion": ref.api_version,
-        "kind": ref.kind,
-        "name": ref.name,
-        "namespace": ref.namespace,
-        "uid": ref.uid,
-    }
-    return {name: text for name, text in fields.items() if text}
-
-
-def _selection(*, node: str | None = None, labels: str | None = None) -> dict[str, str]:
-    query: dict[str, str] = {}
-    if node is not None:
-        query["fieldSelector"] = f"spec.nodeName={node}"
-    if labels:
-        query["labelSelector"] = labels
-    return query
-
-
-def _node_path(name: str) -> str:
-    return f"/api/v1/nodes/{name}"
-
-
-def _pods_path(namespace: str | None) -> str:
-    return f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
-
-
-def _hpas_path(namespace: str | None) -> str:
-    where = f"/namespaces/{namespace}" if namespace else ""
-    return f"/apis/autoscaling/v2{where}/horizontalpodautoscalers"
-
-
-def _workload_path(namespace: str, kind: str, name: str) -> str:
-    if kind not in _KINDS:
-        raise Permanent(f"{kind!r} is no workload kind; known are {', '.join(sorted(_KINDS))}", field="kind")
-    prefix, plural = _KINDS[kind]
-    return f"{prefix}/namespaces/{namespace}/{plural}/{name}"

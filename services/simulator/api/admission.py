@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from services.simulator.api.pod_rules import default_pod, pod_causes, pod_spec_causes, pod_update_causes
 from services.simulator.api.resources import (
     AUTOSCALERS,
     DEPLOYMENTS,
@@ -18,7 +19,6 @@ from services.simulator.api.resources import (
     NAMESPACES,
     NODES,
     PODS,
-    PRIORITY_CLASSES,
     REPLICASETS,
     Resource,
 )
@@ -42,7 +42,6 @@ _LABEL_KEY: Final = re.compile(
     r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII
 )
 _TAINT_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-_NATIVE: Final = ("cpu", "memory", "ephemeral-storage", "pods")
 _EVENT_LIMITS: Final = {"reason": 128, "action": 128, "reportingInstance": 128, "note": 1024}
 _EVENT_FIXED: Final = (
     "regarding",
@@ -83,7 +82,7 @@ def admit_update(resource: Resource, before: Json, body: Json, subresource: str)
     """
     causes = _metadata_causes(body["metadata"]) + _causes(resource, body)
     if resource is PODS and subresource == "":
-        causes += _pod_update_causes(before, body)
+        causes += pod_update_causes(before, body)
     if resource is EVENTS:
         causes += [
             Cause("FieldValueInvalid", "Invalid value: field is immutable", name)
@@ -136,122 +135,6 @@ def _metadata_causes(meta: Json) -> Causes:
         if not isinstance(value, str)
     )
     return causes
-
-
-# --- pods ---------------------------------------------------------------------------------------------------
-
-
-def _default_pod(body: Json, store: Store) -> None:
-    spec = body.setdefault("spec", {})
-    spec.setdefault("restartPolicy", "Always")
-    spec.setdefault("schedulerName", "default-scheduler")
-    spec.setdefault("terminationGracePeriodSeconds", 30)
-    spec.setdefault("serviceAccountName", "default")
-    if spec.get("priorityClassName"):
-        name = spec["priorityClassName"]
-        known = store.find(PRIORITY_CLASSES, "", name)
-        if known is None:
-            cause = Cause(
-                "FieldValueNotFound", f"no PriorityClass with name {name} was found", "spec.priorityClassName"
-            )
-            raise invalid("Pod", "", body["metadata"]["name"], cause)
-        spec["priority"] = known.get("value", 0)
-        spec.setdefault("preemptionPolicy", known.get("preemptionPolicy", "PreemptLowerPriority"))
-    else:
-        spec.setdefault("priority", 0)
-    for container in spec.get("containers") or ():
-        resources = container.get("resources") if isinstance(container, dict) else None
-        if isinstance(resources, dict) and resources.get("limits"):
-            resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
-    body["status"] = {"phase": "Pending", "qosClass": _qos_class(spec)}
-
-
-def _qos_class(spec: Json) -> str:
-    """By cpu and memory only: a pod that holds a whole accelerator can be BestEffort."""
-    asked, guaranteed = False, True
-    for container in spec.get("containers") or ():
-        resources = container.get("resources") or {}
-        requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
-        for name in ("cpu", "memory"):
-            asked = asked or name in requests or name in limits
-            guaranteed = guaranteed and name in limits and requests.get(name) == limits[name]
-    if not asked:
-        return "BestEffort"
-    return "Guaranteed" if guaranteed else "Burstable"
-
-
-def _pod_causes(body: Json) -> Causes:
-    return _pod_spec_causes(_spec(body), "spec")
-
-
-def _pod_spec_causes(spec: Json, path: str) -> Causes:
-    causes: Causes = []
-    containers = spec.get("containers")
-    if not isinstance(containers, list) or not containers:
-        return [Cause("FieldValueRequired", "Required value", f"{path}.containers")]
-    for index, container in enumerate(containers):
-        where = f"{path}.containers[{index}]"
-        causes.extend(
-            Cause("FieldValueRequired", "Required value", f"{where}.{name}")
-            for name in ("name", "image")
-            if not container.get(name)
-        )
-        causes.extend(_resource_causes(container.get("resources") or {}, f"{where}.resources"))
-    for index, toleration in enumerate(spec.get("tolerations") or ()):
-        if toleration.get("operator", "Equal") not in ("Equal", "Exists"):
-            problem = f"Unsupported value: {toleration['operator']!r}: supported values: Equal, Exists"
-            causes.append(Cause("FieldValueNotSupported", problem, f"{path}.tolerations[{index}].operator"))
-    return causes
-
-
-def _resource_causes(resources: Json, where: str) -> Causes:
-    causes: Causes = []
-    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    for kind, listed in (("limits", limits), ("requests", requests)):
-        for name, text in listed.items():
-            field = f"{where}.{kind}[{name}]"
-            try:
-                amount = parse_quantity(text)
-            except BadInput as error:
-                causes.append(Cause("FieldValueInvalid", f"Invalid value: {error.problem}", field))
-                continue
-            if name not in _NATIVE and "/" not in name and not name.startswith("hugepages-"):
-                problem = f"Invalid value: {name!r}: must be a standard resource for containers"
-                causes.append(Cause("FieldValueInvalid", problem, f"{where}.{kind}"))
-            elif amount < 0:
-                causes.append(
-                    Cause("FieldValueInvalid", "Invalid value: must be greater than or equal to 0", field)
-                )
-            elif "/" in name and amount != int(amount):
-                causes.append(Cause("FieldValueInvalid", "Invalid value: must be an integer", field))
-            elif "/" in name and kind == "requests" and name not in limits:
-                causes.append(
-                    Cause("FieldValueRequired", "Limit must be set for non overcommitable resources", field)
-                )
-            elif "/" in name and kind == "requests" and parse_quantity(limits[name]) != amount:
-                problem = f"Invalid value: {text!r}: must be equal to {name} limit of {limits[name]}"
-                causes.append(Cause("FieldValueInvalid", problem, field))
-    return causes
-
-
-def _pod_update_causes(before: Json, body: Json) -> Causes:
-    """A pod's spec is fixed but for images, its deadline and more tolerations."""
-    old, new = dict(_spec(before)), dict(_spec(body))
-    kept = old.pop("tolerations", None) or []
-    tolerations = new.pop("tolerations", None) or []
-    for spec in (old, new):
-        spec.pop("activeDeadlineSeconds", None)
-        for kind in ("containers", "initContainers"):
-            if kind in spec:
-                spec[kind] = [{key: v for key, v in c.items() if key != "image"} for c in spec[kind]]
-    if old != new or any(entry not in tolerations for entry in kept):
-        problem = (
-            "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
-            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.terminationGracePeriodSeconds`"
-            " (allow it to be set to 1 if it was previously negative),`spec.tolerations` (only additions)"
-        )
-        return [Cause("FieldValueForbidden", problem, "spec")]
-    return []
 
 
 # --- nodes, events ------------------------------------------------------------------------------------------
@@ -363,7 +246,7 @@ def _replicas_causes(body: Json) -> Causes:
     elif not matches_all(selector, (template.get("metadata") or {}).get("labels")):
         problem = "Invalid value: `selector` does not match template `labels`"
         causes.append(Cause("FieldValueInvalid", problem, "spec.template.metadata.labels"))
-    return causes + _pod_spec_causes(template.get("spec") or {}, "spec.template.spec")
+    return causes + pod_spec_causes(template.get("spec") or {}, "spec.template.spec")
 
 
 def _job_causes(body: Json) -> Causes:
@@ -377,7 +260,7 @@ def _job_causes(body: Json) -> Causes:
     if template.get("restartPolicy") not in ("Never", "OnFailure"):
         problem = f"Required value: valid values: OnFailure, Never (got {template.get('restartPolicy')!r})"
         causes.append(Cause("FieldValueRequired", problem, "spec.template.spec.restartPolicy"))
-    return causes + _pod_spec_causes(template, "spec.template.spec")
+    return causes + pod_spec_causes(template, "spec.template.spec")
 
 
 def _count_causes(spec: Json, name: str) -> Causes:
@@ -466,7 +349,7 @@ def _default_namespace(body: Json, store: Store) -> None:  # noqa: ARG001 - as a
 
 
 _DEFAULTS: Final[dict[Resource, Callable[[Json, Store], None]]] = {
-    PODS: _default_pod,
+    PODS: default_pod,
     NODES: _default_node,
     NAMESPACES: _default_namespace,
     DEPLOYMENTS: _default_replicas,
@@ -476,7 +359,7 @@ _DEFAULTS: Final[dict[Resource, Callable[[Json, Store], None]]] = {
     AUTOSCALERS: _default_autoscaler,
 }
 _CHECKS: Final[dict[Resource, Callable[[Json], Causes]]] = {
-    PODS: _pod_causes,
+    PODS: pod_causes,
     NODES: _node_causes,
     EVENTS: _event_causes,
     DEPLOYMENTS: _replicas_causes,

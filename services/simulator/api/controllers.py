@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.simulator.api.disruption import DisruptionBudgets
+from services.simulator.api.jobs import Jobs
 from services.simulator.api.loop import Controller, ControlLoop
 from services.simulator.api.runner import InstantRunner, PodDispatch
 from services.simulator.api.scheduler import Scheduler
 from services.simulator.api.upkeep import Autoscalers, GarbageCollection, LostPods
-from services.simulator.api.workloads import Deployments, Jobs, ReplicaSets
+from services.simulator.api.workloads import Deployments, ReplicaSets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

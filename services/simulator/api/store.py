@@ -10,15 +10,14 @@ controllers) hear of it before it returns.
 
 from __future__ import annotations
 
-import asyncio
 import copy
-from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from services.simulator.api.admission import admit_create, admit_update
+from services.simulator.api.history import Change, Key, Ring, key_of
 from services.simulator.api.resources import ALL, EVENTS, NODES, PODS, Resource
 from services.simulator.api.status import (
     ApiError,
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 
     from shared.clock import Clock
 
+__all__ = ["Change", "Key", "Store", "key_of", "rfc3339"]
+
 Json = dict[str, Any]
-Key = tuple[str, str]
-"""Namespace (empty for cluster-scoped resources) and name."""
 
 _SUFFIX_ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 """The letters of generated names: no vowels, nothing that looks like something else."""
@@ -48,66 +47,6 @@ _SUFFIX_LENGTH: Final = 5
 _NAME_LIMIT: Final = 63
 _EVENTS_KEPT: Final = 5_000
 """Events are dropped oldest first beyond this; the real server drops them after an hour."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One write: ADDED, MODIFIED or DELETED, the object after it and before it."""
-
-    revision: int
-    kind: str
-    resource: Resource
-    body: Json
-    before: Json | None
-
-    @property
-    def key(self) -> Key:
-        """Namespace and name."""
-        return key_of(self.body)
-
-
-@dataclass(slots=True)
-class Ring:
-    """The last changes of one resource."""
-
-    capacity: int
-    changes: list[Change] = field(default_factory=list)
-    dropped: int = 0
-    """How many changes left the ring before ``changes[0]``."""
-    floor: int = 0
-    """The revision of the last change that left: a watch from an older one cannot be served."""
-    waiters: set[asyncio.Event] = field(default_factory=set)
-
-    def append(self, change: Change) -> None:
-        """Add a change and wake everybody who waits."""
-        self.changes.append(change)
-        if len(self.changes) > 2 * self.capacity:
-            self.forget(len(self.changes) - self.capacity)
-        for waiter in self.waiters:
-            waiter.set()
-
-    def forget(self, count: int) -> None:
-        """Drop the oldest changes."""
-        if count:
-            self.floor = self.changes[count - 1].revision
-            self.dropped += count
-            del self.changes[:count]
-
-    def position_after(self, revision: int) -> int:
-        """The absolute index of the first change newer than ``revision``."""
-        low, high = 0, len(self.changes)
-        while low < high:
-            middle = (low + high) // 2
-            if self.changes[middle].revision <= revision:
-                low = middle + 1
-            else:
-                high = middle
-        return self.dropped + low
-
-    @property
-    def end(self) -> int:
-        """The absolute index after the last change."""
-        return self.dropped + len(self.changes)
 
 
 class Store:
@@ -392,12 +331,6 @@ class Store:
                 raise failed_precondition(
                     resource.plural, resource.group, name, what=label, wanted=expected, actual=actual
                 )
-
-
-def key_of(body: Json) -> Key:
-    """Namespace and name of an object."""
-    meta = body["metadata"]
-    return meta.get("namespace", ""), meta["name"]
 
 
 def rfc3339(moment: datetime, *, later_s: int = 0) -> str:

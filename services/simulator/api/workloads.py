@@ -1,4 +1,4 @@
-"""Deployments make ReplicaSets, ReplicaSets and Jobs make pods, and again when one is gone.
+"""Deployments make ReplicaSets, ReplicaSets make pods, and again when one is gone.
 
 Source for the order in which surplus pods go: kubernetes ``pkg/controller/controller_utils.go`` (ActivePods);
 for rolling updates ``pkg/controller/deployment/rolling.go``.
@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from services.simulator.api.eviction import is_ready, set_condition
-from services.simulator.api.resources import DEPLOYMENTS, JOBS, PODS, REPLICASETS, Resource
+from services.simulator.api.resources import DEPLOYMENTS, PODS, REPLICASETS, Resource
 from services.simulator.api.store import key_of, rfc3339
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ Json = dict[str, Any]
 _ENDED: Final = ("Succeeded", "Failed")
 _HASH_LABEL: Final = "pod-template-hash"
 _DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
-_JOB_BACKOFF_FIRST_S: Final = 1.0
-"""Wait before the pod that replaces a failed one: the real 10 s, doubling, compressed."""
-_JOB_BACKOFF_LAST_S: Final = 36.0
 
 
 class Owned:
@@ -76,7 +73,7 @@ class ReplicaSets:
     def concerns(self, change: Change) -> Iterable[Key]:
         """The ReplicaSet itself, or the one that controls the pod."""
         self._pods.observe(change)
-        return _own_or_owner(change, REPLICASETS)
+        return own_or_owner(change, REPLICASETS)
 
     def reconcile(self, key: Key) -> None:
         """Add missing pods, delete surplus ones, count."""
@@ -119,7 +116,7 @@ class Deployments:
     def concerns(self, change: Change) -> Iterable[Key]:
         """The Deployment itself, or the one that controls the ReplicaSet."""
         self._sets.observe(change)
-        return _own_or_owner(change, DEPLOYMENTS)
+        return own_or_owner(change, DEPLOYMENTS)
 
     def reconcile(self, key: Key) -> None:
         """Scale the current template's ReplicaSet up and the others down, within surge and unavailability."""
@@ -223,100 +220,6 @@ class Deployments:
         write_status(self._store, DEPLOYMENTS, key, status)
 
 
-class Jobs:
-    """Runs a Job's pods until enough succeeded; evicted ones are made again at once, failed ones later."""
-
-    name = "job"
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._pods = Owned(store, PODS)
-        self._failed: dict[str, set[str]] = {}
-        self._succeeded: dict[str, set[str]] = {}
-        self._not_before_s: dict[str, float] = {}
-
-    def standing(self) -> Iterable[Key]:
-        """Every Job."""
-        return [key_of(body) for body in self._store.each(JOBS)]
-
-    def concerns(self, change: Change) -> Iterable[Key]:
-        """The Job itself, or the one that controls the pod."""
-        self._pods.observe(change)
-        if change.resource is JOBS and change.kind == "DELETED":
-            uid = change.body["metadata"]["uid"]
-            for kept in (self._failed, self._succeeded, self._not_before_s):
-                kept.pop(uid, None)
-        return _own_or_owner(change, JOBS)
-
-    def reconcile(self, key: Key) -> float | None:
-        """Count what ended, start what is missing; seconds until a failed pod may be replaced."""
-        body = self._store.find(JOBS, *key)
-        if body is None or body["metadata"].get("deletionTimestamp") or _finished(body):
-            return None
-        uid, spec = body["metadata"]["uid"], body["spec"]
-        pods = self._pods.of(uid)
-        succeeded, failed = self._ended(uid, pods)
-        active = [pod for pod in pods if is_active(pod)]
-        parallelism, completions = spec.get("parallelism", 1), spec.get("completions")
-        done = succeeded >= (completions if completions is not None else 1) and (
-            completions is not None or not active
-        )
-        over = failed > spec.get("backoffLimit", 6)
-        wait_s: float | None = None
-        if done or over or spec.get("suspend"):
-            wanted = 0
-        elif completions is None:
-            wanted = parallelism if not succeeded else len(active)
-        else:
-            wanted = min(parallelism, completions - succeeded)
-        delete_surplus(self._store, active, len(active) - wanted)
-        missing = wanted - len(active)
-        if missing > 0:
-            wait_s = self._not_before_s.get(uid, 0.0) - self._store.clock.monotonic()
-            if wait_s <= 0:
-                wait_s = None
-                for _ in range(missing):
-                    create_pod(self._store, JOBS, body, spec["template"])
-        self._count(key, body, succeeded=succeeded, failed=failed, done=done, over=over)
-        return wait_s
-
-    def _ended(self, uid: str, pods: list[Json]) -> tuple[int, int]:
-        """How many pods succeeded and failed, those that were removed since included."""
-        succeeded, failed = self._succeeded.setdefault(uid, set()), self._failed.setdefault(uid, set())
-        for pod in pods:
-            phase = pod["status"].get("phase")
-            if phase == "Succeeded":
-                succeeded.add(pod["metadata"]["uid"])
-            elif phase == "Failed" and pod["metadata"]["uid"] not in failed:
-                failed.add(pod["metadata"]["uid"])
-                wait_s = min(_JOB_BACKOFF_LAST_S, _JOB_BACKOFF_FIRST_S * 2.0 ** min(len(failed) - 1, 10))
-                self._not_before_s[uid] = self._store.clock.monotonic() + wait_s
-        return len(succeeded), len(failed)
-
-    def _count(self, key: Key, body: Json, *, succeeded: int, failed: int, done: bool, over: bool) -> None:
-        pods = self._pods.of(body["metadata"]["uid"])
-        now = rfc3339(self._store.clock.now())
-        old = body.get("status") or {}
-        status: Json = {"startTime": old.get("startTime", now), "conditions": old.get("conditions") or []}
-        active = [pod for pod in pods if is_active(pod)]
-        counts = {
-            "active": len(active),
-            "ready": sum(is_ready(pod) for pod in active),
-            "terminating": sum(bool(pod["metadata"].get("deletionTimestamp")) for pod in pods),
-            "succeeded": succeeded,
-            "failed": failed,
-        }
-        status |= {name: number for name, number in counts.items() if number}
-        if done:
-            set_condition(status, "Complete", "True", now=now, reason="CompletionsReached")
-            status["completionTime"] = now
-        elif over:
-            set_condition(status, "Failed", "True", now=now, reason="BackoffLimitExceeded")
-        if not status["conditions"]:
-            del status["conditions"]
-        write_status(self._store, JOBS, key, status)
-
-
 def controller_of(body: Json) -> Json | None:
     """The controlling owner reference of an object."""
     for owner in body["metadata"].get("ownerReferences") or ():
@@ -379,7 +282,8 @@ def share_of(value: Any, total: int, *, round_up: bool) -> int:
     return int(value)
 
 
-def _own_or_owner(change: Change, resource: Resource) -> Iterable[Key]:
+def own_or_owner(change: Change, resource: Resource) -> Iterable[Key]:
+    """The changed object's key, or its controller's, where that is of this resource."""
     if change.resource is resource:
         return (change.key,)
     owner = controller_of(change.body)
@@ -406,10 +310,3 @@ def _goes_first(pod: Json) -> tuple[bool, bool, bool, int, float]:
 
 def _replicas(rs: Json) -> int:
     return int(rs["spec"].get("replicas", 1))
-
-
-def _finished(job: Json) -> bool:
-    return any(
-        entry.get("type") in ("Complete", "Failed") and entry.get("status") == "True"
-        for entry in (job.get("status") or {}).get("conditions") or ()
-    )

@@ -3,9 +3,9 @@ from decimal import Decimal
 
 import pytest
 
-from shared.kube.client import classify_eviction
 from shared.kube.decode import hpa_from, media_resource_from, node_from, pod_from, timestamp, workload_from
 from shared.kube.models import EvictionOutcome, Owner, PodRef, Taint
+from shared.kube.requests import classify_eviction
 from shared.kube.transport import Answer, raise_for
 
 
