@@ -17,9 +17,8 @@ from shared.bus.port import Consumption, Disconnected, Lease, Recorded, Stored, 
 from shared.errors import BadInput, Conflict, Permanent, Temporary
 from shared.events import AnyEvent, Entity, Payload, decode, escape
 
-CALL_WITHIN_S = 5.0
-"""For a call, its repetitions included."""
-PING_WITHIN_S = 2.0
+SAY_WITHIN_S = 10.0
+"""For a publish or append, repetitions included. What only asks fails at once without a connection."""
 _AGAIN_S = 0.05
 _FULL_DELAY_S = 10.0
 
@@ -28,7 +27,7 @@ class MemoryBus:
     """One process's connection to an in-memory server."""
 
     def __init__(
-        self, server: MemoryServer, service: str, *, instance: str = "0", call_within_s: float = CALL_WITHIN_S
+        self, server: MemoryServer, service: str, *, instance: str = "0", say_within_s: float = SAY_WITHIN_S
     ) -> None:
         """Connect.
 
@@ -36,12 +35,12 @@ class MemoryBus:
             server: where everything is.
             service: who this is, for metrics and dead letters.
             instance: which copy of it.
-            call_within_s: how long a call waits for the connection.
+            say_within_s: how long a publish or append waits for the connection.
         """
         self.server = server
         self.service = service
         self.instance = instance
-        self._call_within_s = call_within_s
+        self._say_within_s = say_within_s
         self._link = Link()
         server.links.add(self._link)
 
@@ -66,7 +65,7 @@ class MemoryBus:
     async def ping(self) -> float:
         """A round trip, in seconds."""
         sent_s = self.server.clock.monotonic()
-        await self._settle(PING_WITHIN_S)
+        await self._settle()
         return self.server.clock.monotonic() - sent_s
 
     async def publish(self, event: AnyEvent) -> Stored:
@@ -75,7 +74,7 @@ class MemoryBus:
         if duplicate:
             stands = self.server.stream_of(event.address.subject).messages.get(sequence)
             if stands is not None and not same_fact(stands.body, event.encode()):
-                raise Permanent(f"{event.type} {event.id}: another body is stored under this id", field="id")
+                raise Permanent(f"{event.type} of {event.subject} has the id of another fact", field="id")
         return Stored(sequence, duplicate)
 
     async def append(self, event: AnyEvent, expected: int) -> int:
@@ -157,14 +156,21 @@ class MemoryBus:
         """The view of that name."""
         return MemoryView(self.server.bucket(name), value, self._link, self._settle)
 
-    async def _settle(self, within_s: float | None = None) -> None:
+    async def _settle(self) -> None:
         """What every call costs: a connection, and some time.
 
         Raises:
-            Disconnected: no connection in time.
+            Disconnected: there is none.
         """
+        if self._link.up.is_set():
+            await asyncio.sleep(self.server.faults.delay())
+        if not self._link.up.is_set():
+            raise Disconnected("the bus is not reachable")
+
+    async def _settle_patiently(self) -> None:
+        """The same for what is repeated until it is answered."""
         try:
-            async with asyncio.timeout(within_s or self._call_within_s):
+            async with asyncio.timeout(self._say_within_s):
                 while True:
                     await self._link.up.wait()
                     await asyncio.sleep(self.server.faults.delay())
@@ -178,7 +184,7 @@ class MemoryBus:
         subject, body = event.address.subject, event.encode()
         faults = self.server.faults
         while True:
-            await self._settle()
+            await self._settle_patiently()
             try:
                 stored = self.server.store(subject, body, id_=event.id, expected=expected)
             except Full:

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from shared.bus.nats import lease
+from shared.bus.nats import bus as nats_bus
+from shared.bus.nats import publishing
 from shared.bus.port import Bus
-from tests.contract.bus.nats_world import LEASE_TTL_S, nats_world, provisioned
+from tests.contract.bus.nats_world import nats_world, provisioned
 from tests.contract.bus.world import MemoryWorld, World
 
 
 @pytest.fixture(scope="session")
-def provisioned_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of a provisioned server, to be copied."""
-    directory = tmp_path_factory.mktemp("nats-template")
-    asyncio.run(provisioned(directory))
-    return directory
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the store of a provisioned server is kept, to be copied."""
+    return tmp_path_factory.mktemp("nats-template")
 
 
 @pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.looptime), "nats"])
 async def world(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
     if request.param == "memory":
         yield MemoryWorld()
         return
-    monkeypatch.setattr(lease, "TTL_S", LEASE_TTL_S)
-    monkeypatch.setattr(lease, "_RENEW_EVERY_S", LEASE_TTL_S / 3)
-    monkeypatch.setattr(lease, "_POLL_S", 0.05)
-    template = request.getfixturevalue("provisioned_store")
+    # Production waits longer for an answer, and for lanes at the end, than the suite has time.
+    monkeypatch.setattr(publishing.publish, "__kwdefaults__", {"within_s": 1.5})
+    monkeypatch.setattr(nats_bus, "STOP_WITHIN_S", 1.0)
+    await provisioned(template)
     async with nats_world(template, tmp_path) as made:
         yield made
 

@@ -9,7 +9,7 @@ from shared.events import Cause, Event, event
 from shared.events.parts import PodRef
 from shared.events.remediation import HoldRequested
 from shared.events.world import HealthReported, Sampled
-from tests.contract.bus.world import AT, LOG, WITHIN_S, Heard, World, everything, hold, report, struck, window
+from tests.contract.bus.world import AT, LOG, Heard, World, current, everything, hold, report, struck, window
 
 
 async def test_consuming_goes_on_after_a_restart_and_loses_nothing(world: World, bus: Bus) -> None:
@@ -22,8 +22,7 @@ async def test_consuming_goes_on_after_a_restart_and_loses_nothing(world: World,
         for number in range(4, 7):
             await bus.publish(report(number))
         await heard.count(6)
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
     assert heard.windows == [1, 2, 3, 4, 5, 6]
 
 
@@ -44,8 +43,7 @@ async def test_what_is_in_work_during_a_break_is_not_handled_twice(world: World)
         await world.heal(bus)
         go.set()
         await heard.count(4)
-        async with asyncio.timeout(WITHIN_S):
-            await running.until_caught_up()
+        await current(running)
     assert heard.windows == [1, 2, 3, 4]
 
 
@@ -76,16 +74,14 @@ async def test_nobody_is_caught_up_while_cut_off(world: World) -> None:
     bus, writer = await world.bus(), await world.bus("writer")
     heard = Heard()
     async with bus.consume("tester", (heard.health(),)) as consumption:
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
         since_s = consumption.listening_since_s
         await world.partition(bus)
         assert not consumption.caught_up
         await writer.publish(report(1))
         await world.pass_time(0.05)
         await world.heal(bus)
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
         assert heard.windows == [1]
         assert consumption.listening_since_s > since_s
 
@@ -98,8 +94,7 @@ async def test_commands_come_first_after_a_break_too(world: World) -> None:
         Subscription("command", (HoldRequested,), heard, key=lambda event: event.id),
     )
     async with bus.consume("tester", subscriptions) as consumption:
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
         await world.partition(bus)
         await writer.publish(report(1))
         await writer.publish(hold("h1"))

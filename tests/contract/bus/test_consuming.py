@@ -20,9 +20,11 @@ from tests.contract.bus.world import (
     Heard,
     World,
     bound,
+    current,
     dead_letters,
     everything,
     hold,
+    leased,
     rejected,
     report,
     struck,
@@ -60,8 +62,7 @@ async def test_without_history_only_what_is_new_is_heard(bus: Bus) -> None:
     await bus.publish(report(1))
     heard = Heard()
     async with bus.consume("tester", (heard.health(history=False),)) as consumption:
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
         await bus.publish(report(2))
         await heard.count(1)
     assert heard.windows == [2]
@@ -86,8 +87,7 @@ async def test_a_place_filter_lets_only_its_place_through(bus: Bus, place: str) 
         await bus.publish(report(number, place=at))
     heard = Heard()
     async with bus.consume("tester", (heard.health(place=place),)) as consumption:
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
     assert [delivery.event.of.place for delivery in heard.deliveries] == [place]
 
 
@@ -268,8 +268,7 @@ async def test_what_is_no_envelope_is_a_dead_letter_and_the_rest_goes_on(
     async with dead_letters(bus) as letters, bus.consume("tester", (heard.health(),)) as consumption:
         await heard.count(1)
         letter = rejected((await letters.count(1))[0])
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
     assert heard.windows == [2]
     assert letter.sequence == 1
     assert letter.reason
@@ -316,14 +315,13 @@ async def test_a_lane_that_cannot_be_named_is_a_dead_letter(bus: Bus) -> None:
 
 async def test_a_slow_handler_keeps_what_it_holds_from_being_delivered_again(bus: Bus) -> None:
     async def slow(_: Delivery) -> None:
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(0.5)
 
     heard = Heard(slow)
     for number in range(1, 4):
         await bus.publish(report(number))
-    async with bus.consume("tester", (heard.health(ack_wait_s=0.6),)) as consumption:
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+    async with bus.consume("tester", (heard.health(ack_wait_s=0.4),)) as consumption:
+        await current(consumption)
     assert heard.windows == [1, 2, 3]
 
 
@@ -361,8 +359,7 @@ async def test_caught_up_says_that_the_head_was_reached(bus: Bus) -> None:
         await heard.count(1)
         assert not consumption.caught_up
         go.set()
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
         assert heard.windows == [1, 2]
         assert consumption.caught_up
 
@@ -371,8 +368,7 @@ async def test_an_empty_stream_is_caught_up_with_at_once(bus: Bus) -> None:
     heard = Heard()
     subscriptions = (heard.health(), Subscription("allocation", (Bound,), heard))
     async with bus.consume("tester", subscriptions) as consumption:
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
         assert consumption.caught_up
 
 
@@ -383,8 +379,7 @@ async def test_commands_are_heard_before_everything_else(bus: Bus) -> None:
     await bus.publish(hold("h2"))
     commands = Subscription("command", (HoldRequested,), heard, key=lambda event: event.id)
     async with bus.consume("tester", (heard.health(), commands)) as consumption:
-        async with asyncio.timeout(WITHIN_S):
-            await consumption.until_caught_up()
+        await current(consumption)
     kinds = [type(delivery.event.data) for delivery in heard.deliveries]
     assert kinds == [HoldRequested, HoldRequested, HealthReported]
 
@@ -444,20 +439,32 @@ async def test_leaving_finishes_what_is_queued(bus: Bus) -> None:
     async def slow(_: Delivery) -> None:
         await asyncio.sleep(0.05)
 
-    heard = Heard(slow)
+    heard, rest = Heard(slow), Heard()
     for number in range(1, 4):
         await bus.publish(report(number))
+    async with leased(bus, heard.health()) as running:
+        await current(running)
+        for number in range(4, 7):
+            await bus.publish(report(number))
+        await heard.count(4)
+    finished = list(heard.windows)
+    async with leased(bus, rest.health()) as running:
+        await current(running)
+    assert finished + rest.windows == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_holder_may_consume_anew_under_its_lease(bus: Bus) -> None:
+    first, second = Heard(), Heard()
+    await bus.publish(report(1))
     async with bus.lease("tester") as lease:
-        async with bus.consume("tester", (heard.health(),), lease=lease):
-            await heard.count(1)
-        assert heard.windows[0] == 1
-        again = Heard()
-        finished = len(heard.windows)
-        async with bus.consume("tester", (again.health(),), lease=lease) as consumption:
-            async with asyncio.timeout(WITHIN_S):
-                await consumption.until_caught_up()
-    assert heard.windows + again.windows == [1, 2, 3]
-    assert finished >= 1
+        async with bus.consume("tester", (first.health(),), lease=lease) as running:
+            await current(running)
+        await bus.publish(report(2))
+        async with bus.consume("tester", (second.health(),), lease=lease) as running:
+            await current(running)
+            await bus.publish(report(3))
+            await second.count(2)
+    assert (first.windows, second.windows) == ([1], [2, 3])
 
 
 async def test_leaving_waits_no_longer_than_its_deadline(bus: Bus) -> None:
@@ -466,12 +473,10 @@ async def test_leaving_waits_no_longer_than_its_deadline(bus: Bus) -> None:
 
     hanging, heard = Heard(hang), Heard()
     await bus.publish(report(1))
-    async with bus.lease("tester") as lease:
-        async with asyncio.timeout(WITHIN_S):
-            async with bus.consume("tester", (hanging.health(),), lease=lease):
-                await hanging.count(1)
-        async with bus.consume("tester", (heard.health(),), lease=lease):
-            await heard.count(1)
+    async with asyncio.timeout(WITHIN_S), leased(bus, hanging.health()):
+        await hanging.count(1)
+    async with leased(bus, heard.health()):
+        await heard.count(1)
     assert heard.windows == [1]
 
 
@@ -481,12 +486,10 @@ async def test_leaving_leaves_what_waits_for_another_try(bus: Bus) -> None:
 
     waiting, heard = Heard(later), Heard()
     await bus.publish(report(1))
-    async with bus.lease("tester") as lease:
-        async with asyncio.timeout(2):
-            async with bus.consume("tester", (waiting.health(give_up_after_s=9999),), lease=lease):
-                await waiting.count(1)
-        async with bus.consume("tester", (heard.health(),), lease=lease):
-            await heard.count(1)
+    async with asyncio.timeout(2), leased(bus, waiting.health(give_up_after_s=9999)):
+        await waiting.count(1)
+    async with leased(bus, heard.health()):
+        await heard.count(1)
     assert heard.windows == [1]
 
 

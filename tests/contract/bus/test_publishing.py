@@ -29,7 +29,7 @@ async def test_two_processes_that_say_the_same_fact_say_it_once(world: World) ->
 
 async def test_another_body_under_a_known_id_is_refused(bus: Bus) -> None:
     await bus.publish(report(1))
-    with pytest.raises(Permanent, match="another body") as refused:
+    with pytest.raises(Permanent, match="the id of another fact") as refused:
         await bus.publish(report(1, serial="1320220012345"))
     assert refused.value.field == "id"
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from shared.bus.memory import MemoryBus, MemoryServer
-from shared.bus.port import Bus, Delivery, Subscription
+from shared.bus.port import Bus, Consumption, Delivery, Subscription
 from shared.clock import SystemClock
 from shared.events import AnyEvent, Cause, Entity, Event, Payload, event
 from shared.events.parts import PodRef
@@ -29,6 +29,7 @@ class World(Protocol):
     """One server, for one test."""
 
     lease_ttl_s: float
+    """Of the leases of buses that are made from now on; whole seconds."""
     duplicate_window_s: float
 
     async def bus(self, service: str = "tester", instance: str = "0") -> Bus:
@@ -69,6 +70,7 @@ class MemoryWorld:
         )
 
     async def bus(self, service: str = "tester", instance: str = "0") -> Bus:
+        self.server.lease_ttl_s = self.lease_ttl_s
         return MemoryBus(self.server, service, instance=instance)
 
     async def raw(self, subject: str, body: bytes) -> None:
@@ -163,6 +165,19 @@ async def dead_letters(bus: Bus) -> AsyncIterator[Heard]:
     heard = Heard()
     async with bus.consume("undertaker", (Subscription("deadletter", (Rejected,), heard),)):
         yield heard
+
+
+@asynccontextmanager
+async def leased(bus: Bus, *subscriptions: Subscription) -> AsyncIterator[Consumption]:
+    """The lease of the tester, and its consumption."""
+    async with bus.lease("tester") as lease, bus.consume("tester", subscriptions, lease=lease) as running:
+        yield running
+
+
+async def current(consumption: Consumption) -> None:
+    """Wait until it is caught up."""
+    async with asyncio.timeout(WITHIN_S):
+        await consumption.until_caught_up()
 
 
 def rejected(delivery: Delivery) -> Rejected:
