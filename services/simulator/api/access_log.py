@@ -43,7 +43,7 @@ class Access:
 class AccessLog:
     """The last requests, bounded; numbers go on growing."""
 
-    def __init__(self, clock: Clock, *, capacity: int = 50_000) -> None:
+    def __init__(self, clock: Clock, *, capacity: int = 20_000) -> None:
         self._clock = clock
         self._kept: deque[Access] = deque(maxlen=capacity)
         self.count = 0

@@ -57,7 +57,7 @@ class ApiServer:
         *,
         clock: Clock | None = None,
         random: Random | None = None,
-        history: int = 10_000,
+        history: int = 2_000,
         bookmark_s: float = 10.0,
     ) -> None:
         """Args: history: changes kept per resource; bookmark_s: a quiet watch gets a bookmark this often."""

@@ -52,7 +52,7 @@ _EVENTS_KEPT: Final = 5_000
 class Store:
     """All objects of the simulated cluster."""
 
-    def __init__(self, clock: Clock, *, random: Random | None = None, history: int = 10_000) -> None:
+    def __init__(self, clock: Clock, *, random: Random | None = None, history: int = 2_000) -> None:
         """Args: random: for uids and generated names; history: changes kept per resource for watches."""
         self.clock = clock
         self._random = random or Random()  # noqa: S311 - names, no secrets
