@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
-import orjson
 from rich.text import Text
 
 from services.console import read
@@ -168,27 +167,14 @@ async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int
 
 async def start_services(here: Stage, session: aiohttp.ClientSession, *, seed: int) -> SimulatedCluster:
     """Start the simulated cluster and every service on it."""
-    url, nodes = await _cluster(here, seed)
+    more = {"MEDIAFLEET_SIMULATOR__SEED": str(seed), "MEDIAFLEET_SIMULATOR__ROOT": str(here.directory / "n")}
+    url, nodes = await here.simulator(more)
     for service in _CLUSTER_SERVICES:
         await here.start(service, f"services.{service}", {"MEDIAFLEET_KUBE_URL": url})
     for name, root in nodes.items():
         for service in ("discovery", "bridge"):
             await here.start(f"{service}@{name}", f"services.{service}", _node(here, name, root))
     return SimulatedCluster(url, session)
-
-
-async def _cluster(here: Stage, seed: int) -> tuple[str, dict[str, str]]:
-    """Start the simulator; its URL, and the host root of every node."""
-    more = {"MEDIAFLEET_SIMULATOR__SEED": str(seed), "MEDIAFLEET_SIMULATOR__ROOT": str(here.directory / "n")}
-    running = await here.start("simulator", "services.simulator", more)
-    async with asyncio.timeout(20):
-        while True:
-            here.check()
-            for line in running.log.read_bytes().splitlines():
-                if line.startswith(b'{"url"'):
-                    said = orjson.loads(line)
-                    return said["url"], {node["name"]: node["host_root"] for node in said["nodes"]}
-            await asyncio.sleep(0.05)
 
 
 def _node(here: Stage, name: str, root: str) -> dict[str, str]:

@@ -18,10 +18,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
+
 from shared.bus.provision import provision
 from shared.bus.server import EmbeddedServer
 from shared.errors import FleetError
 
+_START_WITHIN_S = 20.0
 _STOP_WITHIN_S = 6.0
 
 
@@ -80,6 +83,18 @@ class Stage:
         running = Running(name, process, log)
         self.running.append(running)
         return running
+
+    async def simulator(self, more: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+        """Start the simulated cluster; its URL, and the host root of every node."""
+        running = await self.start("simulator", "services.simulator", more)
+        async with asyncio.timeout(_START_WITHIN_S):
+            while True:
+                self.check()
+                for line in running.log.read_bytes().splitlines():
+                    if line.startswith(b'{"url"'):
+                        said = orjson.loads(line)
+                        return said["url"], {node["name"]: node["host_root"] for node in said["nodes"]}
+                await asyncio.sleep(0.05)
 
     def check(self) -> None:
         """See that all are alive.
