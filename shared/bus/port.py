@@ -254,6 +254,7 @@ class Bus(Protocol):
 
         Raises:
             Disconnected: no answer within the deadline; it may be stored.
+            Temporary: the stream is full.
             Permanent: the server refuses it for good (permissions, size), or another body has the same id.
         """
         ...
@@ -267,6 +268,7 @@ class Bus(Protocol):
 
         Raises:
             Conflict: the log moved on. A retry of an own append that was stored is no conflict: it returns.
+            Temporary: the log is full.
             Disconnected: no answer within the deadline; it may be stored.
         """
         ...

@@ -22,7 +22,7 @@ from shared.bus.nats.link import ANSWER_WITHIN_S, ApiError, Link, checked
 from shared.bus.nats.reading import Stored as StoredMessage
 from shared.bus.nats.reading import moment
 from shared.bus.port import Disconnected, Stored
-from shared.errors import BadInput, Conflict, Permanent
+from shared.errors import BadInput, Conflict, Permanent, Temporary
 from shared.events import DOMAINS, AnyEvent, decode
 from shared.events.envelope import CONTENT_TYPE
 
@@ -32,6 +32,9 @@ _AGAIN_FIRST_S, _AGAIN_MOST_S = 0.02, 1.0
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """Error codes of a failed expectation; the second one does not say where the log stands."""
 _NO_MESSAGE = 10037
+_FULL = (10077, 10047, 10023)
+"""Maximum bytes or messages exceeded; storage or other resources insufficient."""
+_FULL_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,10 @@ async def _say(
         except ApiError as error:
             if error.err_code in WRONG_LAST_SEQUENCE:
                 raise
+            if error.err_code in _FULL:
+                # Case logs refuse when they are full; nobody's decision is thrown away for that.
+                metrics.ERRORS.labels(link.service, "stream full").inc()
+                raise Temporary(f"{subject}: its stream is full", delay_s=_FULL_AGAIN_S) from error
             raise Permanent(f"{subject}: {error.description}") from error
         else:
             metrics.PUBLISHED.labels(link.service, domain).inc()
