@@ -27,7 +27,7 @@ T = TypeVar("T")
 _PAGE: Final = 500
 """Objects per list request: the API server's usual chunk."""
 _WATCH_S: Final = 60
-"""How long one watch request lasts. client-go takes 5 to 10 minutes; a minute finds a server that hangs sooner,
+"""How long one watch request lasts. client-go takes 5 to 10 minutes; a minute finds a hanging server sooner,
 and five services that ask once a minute are no load."""
 _SHORT_S: Final = 1.0
 """A watch that ends sooner and told nothing has failed: a broken proxy must not be asked in a loop."""
