@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _ROOT = "kubernetes_asyncio"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_READ_BUFFER_BYTES = 1 << 21
+"""A watch's line holds a whole object: etcd allows 1.5 MiB (kubernetes_asyncio takes the same)."""
 _MAX_CONNECTIONS = 64
 """Watches hold one each; the rest bounds how many requests are in flight."""
 _THROTTLE_DEFAULT_S = 1.0
@@ -95,6 +97,15 @@ def _load_library() -> _Library:
         for name in [name for name in sys.modules if _ours(name)]:
             del sys.modules[name]
         sys.modules.update(before)
+
+
+def _ignore_proxies(rest: Any) -> None:
+    """Go to a plain URL directly: HTTP_PROXY is for the internet, and often set without NO_PROXY."""
+    import aiohttp  # noqa: PLC0415 - comes with kubernetes_asyncio, which only cluster services install
+
+    trusting = rest.pool_manager
+    rest.pool_manager = aiohttp.ClientSession(connector=trusting.connector, read_bufsize=_READ_BUFFER_BYTES)
+    trusting.detach()
 
 
 def _in_cluster() -> bool:
@@ -161,7 +172,10 @@ class Transport:
                 raise Refused(
                     f"no Kubernetes API: {error}; set MEDIAFLEET_KUBE_URL or KUBECONFIG, or run in a cluster"
                 ) from error
-        return cls(configuration, library.rest(configuration), timeout_s, user_agent)
+        rest = library.rest(configuration)
+        if url:
+            _ignore_proxies(rest)
+        return cls(configuration, rest, timeout_s, user_agent)
 
     async def close(self) -> None:
         """Close every connection."""

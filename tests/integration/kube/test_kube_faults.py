@@ -220,6 +220,17 @@ async def test_events_of_one_cause_are_counted_even_when_the_first_answer_got_lo
     assert len(server.access_log.find("create", "/events")) == 2
 
 
+async def test_a_plain_url_is_reached_past_any_proxy(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with connect(server.url) as kube:
+        assert await kube.nodes() == []
+
+
 def test_connecting_without_any_configuration_says_what_to_set(tmp_path: Any) -> None:
     program = (
         "import asyncio\nfrom shared.errors import Refused\nfrom shared.kube.client import connect\n"
