@@ -3,7 +3,7 @@
 A look is a window: what the kernel log said since the last one, and what a probe found, if there was one.
 Kernel lines and counters are edges: they count once. A device that is missing, a tool that hangs and a tool's
 own verdict are states: they count in every window in which they are seen. One burst is one report: what comes
-within a second of reported evidence and is no worse belongs to it.
+within a second of reported evidence belongs to it, unless it counts and is worse.
 
 Unknown is its own verdict: no data (a driver being replaced, a tool that fails for all devices, the first
 moments after start) is neither healthy nor unhealthy. Codes that no catalogue has, faults of programs and
@@ -175,9 +175,10 @@ def judge(
     evidence = _once(each for each in (*lines, *found) if each.class_ != "ignore")
     remembered = _remember(standing, look, counted=any(each.class_ in COUNTS for each in lines))
     worst = min((_rank(each) for each in evidence), default=len(CLASSES))
-    if evidence and worst >= standing.worst and look.since_boot_s - standing.evidence_s < limits.burst_s:
-        return remembered, None
     counts = any(each.class_ in COUNTS for each in evidence)
+    worse = counts and worst < standing.worst
+    if evidence and not worse and look.since_boot_s - standing.evidence_s < limits.burst_s:
+        return remembered, None
     verdict = _verdict(standing, look.probe, counts=counts)
     window_id = look.window_id
     if window_id <= standing.window_id:

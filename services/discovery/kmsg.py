@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import structlog
@@ -24,7 +24,7 @@ _RECORDS_AT_ONCE = 500
 log = structlog.get_logger()
 
 
-async def follow(path: Path, *, poll_s: float) -> AsyncIterator[list[bytes]]:
+async def follow(path: Path, *, poll_s: float) -> AsyncGenerator[list[bytes], None]:
     """Records as they come, some at a time, for ever; first all that the log still holds.
 
     Args:
@@ -50,7 +50,7 @@ async def follow(path: Path, *, poll_s: float) -> AsyncIterator[list[bytes]]:
             os.close(handle)
 
 
-async def _device(handle: int) -> AsyncIterator[list[bytes]]:
+async def _device(handle: int) -> AsyncGenerator[list[bytes], None]:
     """Records of /dev/kmsg, until it ends."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
@@ -94,7 +94,7 @@ def _records(handle: int) -> tuple[list[bytes], bool]:
     return records, False
 
 
-async def _file(handle: int, path: Path, poll_s: float) -> AsyncIterator[list[bytes]]:
+async def _file(handle: int, path: Path, poll_s: float) -> AsyncGenerator[list[bytes], None]:
     """Lines of a regular file, until it is replaced or cut."""
     tail = b""
     inode = os.fstat(handle).st_ino

@@ -168,7 +168,7 @@ async def _read(process: asyncio.subprocess.Process) -> bytes:
 
 async def _end(process: asyncio.subprocess.Process, reading: asyncio.Task[bytes]) -> None:
     """See to it that nothing of the process is left; give up after a moment on one stuck in the kernel."""
-    if process.returncode is None:
+    if not reading.done():  # the program itself may have ended; a child of it may still hold its output
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     _, stuck = await asyncio.wait({reading}, timeout=_LEAVE_BEHIND_S)
