@@ -1,4 +1,4 @@
-"""The same suite on the in-memory bus, on virtual time, and on NATS."""
+"""The same suite on the in-memory bus, on virtual time, on NATS, and on NATS of another version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from shared.bus.nats import bus as nats_bus
 from shared.bus.nats import publishing
 from shared.bus.port import Bus
-from tests.contract.bus.nats_world import nats_world, provisioned
+from tests.contract.bus.container import missing
+from tests.contract.bus.nats_world import container_world, nats_world, provisioned
 from tests.contract.bus.world import MemoryWorld, World
 
 
@@ -20,7 +21,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("nats-template")
 
 
-@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.looptime), "nats"])
+SERVERS = [pytest.param("memory", marks=pytest.mark.looptime), "nats", *([] if missing() else ["container"])]
+
+
+@pytest.fixture(params=SERVERS)
 async def world(
     request: pytest.FixtureRequest, template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
@@ -30,6 +34,10 @@ async def world(
     # Production waits longer for an answer, and for lanes at the end, than the suite has time.
     monkeypatch.setattr(publishing.publish, "__kwdefaults__", {"within_s": 1.5})
     monkeypatch.setattr(nats_bus, "STOP_WITHIN_S", 1.0)
+    if request.param == "container":
+        async with container_world(tmp_path) as made:
+            yield made
+        return
     await provisioned(template)
     async with nats_world(template, tmp_path) as made:
         yield made

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 from nats.aio.client import Client
 
@@ -15,6 +16,7 @@ from shared.bus.nats.bus import NatsBus, connect
 from shared.bus.port import Bus
 from shared.bus.provision import provision
 from shared.bus.server import EmbeddedServer
+from tests.contract.bus.container import ContainerServer
 from tests.contract.bus.world import WITHIN_S
 
 DUPLICATE_WINDOW_S = 2.0
@@ -75,10 +77,22 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
 
 
+class Server(Protocol):
+    """A nats-server, wherever it runs."""
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def url(self) -> str: ...
+
+    async def restart(self) -> None: ...
+
+
 class NatsWorld:
     """A provisioned nats-server."""
 
-    def __init__(self, server: EmbeddedServer, stack: AsyncExitStack) -> None:
+    def __init__(self, server: Server, stack: AsyncExitStack) -> None:
         self.lease_ttl_s = LEASE_TTL_S
         self.duplicate_window_s = DUPLICATE_WINDOW_S
         self._server = server
@@ -154,4 +168,12 @@ async def nats_world(template: Path, directory: Path) -> AsyncIterator[NatsWorld
     """A fresh server that starts from the template."""
     shutil.copytree(template / "store", directory / "store")
     async with EmbeddedServer(directory) as server, AsyncExitStack() as stack:
+        yield NatsWorld(server, stack)
+
+
+@asynccontextmanager
+async def container_world(directory: Path) -> AsyncIterator[NatsWorld]:
+    """A fresh server in a container."""
+    async with ContainerServer(directory) as server, AsyncExitStack() as stack:
+        await provision(server.url, dedup_window_s=DUPLICATE_WINDOW_S)
         yield NatsWorld(server, stack)
