@@ -14,6 +14,7 @@ from shared.clock import SystemClock
 from shared.devices.keys import parse_uid
 from shared.errors import BadInput, Refused
 from shared.events import CATALOGUE, DOMAINS, AnyEvent, Unknown
+from shared.host import logging
 
 _CONNECT_S = 5.0
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -27,6 +28,7 @@ async def bus(url: str) -> AsyncIterator[Bus]:
     Raises:
         Refused: no server answers at that URL.
     """
+    logging.configure("console", "cli", "error")
     opening = connect(url, service="console", instance="cli", clock=SystemClock())
     try:
         async with asyncio.timeout(_CONNECT_S):

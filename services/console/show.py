@@ -69,8 +69,14 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, empt
     for heading in columns.values():
         shown.add_column(heading, overflow="fold")
     for row in rows:
-        shown.add_row(*("-" if row.get(key) in (None, "") else str(row[key]) for key in columns))
+        shown.add_row(*(_cell(row.get(key)) for key in columns))
     console.print(shown)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(each) for each in value) or "-"
+    return "-" if value in (None, "") else str(value)
 
 
 def causal_tree(why: Why, *, omit: Iterable[str] = ()) -> Tree:
