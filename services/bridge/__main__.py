@@ -1,5 +1,6 @@
 """Start the bridge of this node: `python -m services.bridge`."""
 
+import shared.bus.lean  # noqa: F401 - before all others: it decides what they load
 from services.bridge.service import SERVICE, run
 from services.bridge.settings import BridgeSettings
 from shared.host import main

@@ -15,7 +15,9 @@ from services.bridge.share import Share
 from shared.events import device, remediation, world
 from shared.events.envelope import Payload
 
-OUT_OF_USE: Final = frozenset({"quarantined", "draining", "drained", "diagnosing", "repairing", "validating"})
+OUT_OF_USE: Final = frozenset(
+    {"quarantined", "draining", "stuck", "drained", "diagnosing", "repairing", "validating", "retired"}
+)
 """States of a case in which no new pod may have the device; a case may open in one, or a hold end in one."""
 
 
