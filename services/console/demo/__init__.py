@@ -55,10 +55,7 @@ async def play(*, seed: int, keep: bool, machine: bool) -> int:
     """Play it; 0 when every step was seen, 1 when not, 130 when interrupted."""
     started = time.time()
     audience = _Audience(started, machine)
-    task = asyncio.current_task()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: task.cancel() if task else None)
+    _cancel_once_on_signals()
     environment = {"MEDIAFLEET_POLICY_FILE": str(POLICY), **_SHORT_WINDOWS}
     try:
         async with stage(environment) as here:
@@ -69,6 +66,20 @@ async def play(*, seed: int, keep: bool, machine: bool) -> int:
     except ServiceDied as died:
         audience.verdict([Check("every process lives", passed=False, seen=str(died))], started)
         return 1
+
+
+def _cancel_once_on_signals() -> None:
+    """The first signal ends the play; a second one must not cut the clearing of the stage short."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    signalled = asyncio.Event()
+
+    def stop() -> None:
+        if task is not None and not signalled.is_set():
+            signalled.set()
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
 
 
 class _Audience:

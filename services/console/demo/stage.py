@@ -38,12 +38,16 @@ class Running:
 
     Attributes:
         name: service, or service@node.
-        log: its standard error.
+        log: its standard error, of every start under this name.
+        module: what was started.
+        more: its additional environment.
     """
 
     name: str
     process: asyncio.subprocess.Process
     log: Path
+    module: str
+    more: Mapping[str, str]
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of its log."""
@@ -56,20 +60,26 @@ class Stage:
 
     Attributes:
         directory: everything that the processes write.
-        nats_url: the bus.
+        server: the bus.
         environment: what every process is told.
         running: the processes, in the order of their start.
     """
 
     directory: Path
-    nats_url: str
+    server: EmbeddedServer
     environment: dict[str, str]
     running: list[Running] = field(default_factory=list)
+    _killed: dict[str, Running] = field(default_factory=dict)
+
+    @property
+    def nats_url(self) -> str:
+        """Where the bus is."""
+        return self.server.url
 
     async def start(self, name: str, module: str, more: Mapping[str, str] | None = None) -> Running:
         """Start `python -m module` with additional environment."""
         log = self.directory / "logs" / f"{name}.log"
-        with log.open("wb") as stderr:
+        with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -80,9 +90,41 @@ class Stage:
                 stderr=stderr,
                 start_new_session=True,  # Ctrl-C reaches only the demo, which stops them in order
             )
-        running = Running(name, process, log)
+        running = Running(name, process, log, module, more or {})
         self.running.append(running)
         return running
+
+    def named(self, name: str) -> Running:
+        """A running process.
+
+        Raises:
+            KeyError: none has that name.
+        """
+        for each in self.running:
+            if each.name == name:
+                return each
+        raise KeyError(name)
+
+    async def kill(self, name: str) -> None:
+        """End a process with SIGKILL, as a crash would; `again` starts it once more."""
+        killed = self.named(name)
+        self.running.remove(killed)
+        self._killed[name] = killed
+        _signal(killed.process, signal.SIGKILL)
+        await killed.process.wait()
+
+    async def again(self, name: str) -> Running:
+        """Start a killed process as it was started before."""
+        before = self._killed.pop(name)
+        return await self.start(name, before.module, before.more)
+
+    def pause(self, name: str) -> None:
+        """Let a process stand still, as one that is swapped out or starved; `resume` wakes it."""
+        _signal(self.named(name).process, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Wake a paused process."""
+        _signal(self.named(name).process, signal.SIGCONT)
 
     async def simulator(self, more: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         """Start the simulated cluster; its URL, and the host root of every node."""
@@ -110,6 +152,7 @@ class Stage:
         """Stop all, the ones that hear first."""
         for each in reversed(self.running):
             _signal(each.process, signal.SIGTERM)
+            _signal(each.process, signal.SIGCONT)
         waiting = [asyncio.create_task(each.process.wait()) for each in self.running]
         if waiting:
             await asyncio.wait(waiting, timeout=_STOP_WITHIN_S)
@@ -137,7 +180,7 @@ async def stage(environment: Mapping[str, str]) -> AsyncIterator[Stage]:
             "MEDIAFLEET_HEALTH_PORT": "0",
             **environment,
         }
-        here = Stage(directory, server.url, common)
+        here = Stage(directory, server, common)
         try:
             await provision(server.url)
             yield here
