@@ -28,7 +28,7 @@ from shared.events.parts import WorkloadRef
 from shared.events.remediation import HoldRequested, ReleaseRequested, ReplacementRequested
 from shared.events.workload import ScaleExpired, ScaleOrdered, ScaleRefused, ScaleRequested
 from shared.host import Host
-from shared.host.policy import load_policy
+from shared.host.policy import PolicyFile
 from shared.host.tasks import together
 from shared.kube.client import connect
 from shared.kube.port import Kube
@@ -163,7 +163,7 @@ def _case(workload: WorkloadRef) -> Entity:
 
 async def run(host: Host, settings: AutoscalerSettings) -> None:
     """Be the autoscaler whenever the lease is ours."""
-    policy = load_policy(host.shared.policy_file, "autoscaler", AutoscalerPolicy)
+    policy = PolicyFile(host.shared.policy_file, "autoscaler", AutoscalerPolicy)
 
     async def active(lease: Lease) -> None:
         async with connect(
@@ -173,10 +173,10 @@ async def run(host: Host, settings: AutoscalerSettings) -> None:
                 host.bus,
                 kube,
                 host.clock,
-                policy=lambda: policy,
+                policy=policy.current,
                 source=host.source,
                 domain=host.shared.resource_domain,
                 sweep_s=settings.sweep_s,
             ).run(lease)
 
-    await host.while_active(active)
+    await together(autoscaler=host.while_active(active), policy=policy.follow())

@@ -33,7 +33,7 @@ from shared.events.parts import PodRef, WorkloadRef
 from shared.events.remediation import HoldRequested, ReleaseRequested
 from shared.events.world import Sampled
 from shared.host import Host
-from shared.host.policy import load_policy
+from shared.host.policy import PolicyFile
 from shared.host.tasks import together
 from shared.kube.client import connect
 from shared.kube.models import ChangeKind, ObjectRef, Pod
@@ -267,7 +267,7 @@ class Guardian:
 
 async def run(host: Host, settings: GuardianSettings) -> None:
     """Be the guardian whenever the lease is ours."""
-    policy = load_policy(host.shared.policy_file, "guardian", GuardianPolicy)
+    policy = PolicyFile(host.shared.policy_file, "guardian", GuardianPolicy)
 
     async def active(lease: Lease) -> None:
         async with connect(
@@ -277,10 +277,10 @@ async def run(host: Host, settings: GuardianSettings) -> None:
                 host.bus,
                 kube,
                 host.clock,
-                policy=lambda: policy,
+                policy=policy.current,
                 source=host.source,
                 domain=host.shared.resource_domain,
                 tick_s=settings.tick_s,
             ).run(lease)
 
-    await host.while_active(active)
+    await together(guardian=host.while_active(active), policy=policy.follow())
