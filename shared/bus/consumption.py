@@ -45,6 +45,7 @@ class Flow:
         self._moved = asyncio.Event()
         for intake in intakes:
             intake.on_caught_up = self._moved.set
+        lanes.failed.add_done_callback(lambda _: self._moved.set())
 
     @property
     def caught_up(self) -> bool:
@@ -52,15 +53,17 @@ class Flow:
         return all(intake.caught_up for intake in self.intakes)
 
     async def until_caught_up(self) -> None:
-        """Return when `caught_up`."""
+        """Return when `caught_up`; raises what ended the consumption before."""
         for intake in self.intakes:
             await self.until(intake)
         if not self.caught_up:
             await self.until_caught_up()
 
     async def until(self, intake: Intake) -> None:
-        """Return when this one is caught up."""
+        """Return when this one is caught up; raises what ended the consumption before."""
         while not intake.caught_up:
+            if self.lanes.failed.done():
+                self.lanes.failed.result()
             self._moved.clear()
             await self._moved.wait()
 

@@ -151,11 +151,16 @@ class Lanes:
     async def stop(self, deadline_s: float) -> bool:
         """Take nothing new, finish what is queued, then cancel what is left.
 
+        Args:
+            deadline_s: for what is queued and in work; none after a failure, as nothing may be done any more.
+
         Returns:
             Whether everything was finished. What waits for another try is left at once.
         """
         self._stopping.set()
         finished = True
+        if self.failed.done():
+            deadline_s = 0.0
         try:
             async with asyncio.timeout(deadline_s):
                 await self._empty.wait()
@@ -205,6 +210,10 @@ class Lanes:
         queue = lane.queue
         lane.running = True
         while queue:
+            if self.failed.done():
+                # The lease is lost, or a job failed: nothing more is begun.
+                queue.clear()
+                return
             try:
                 await queue[0].run(self)
             except Abandoned:

@@ -153,7 +153,7 @@ class Consumption(Protocol):
         ...
 
     async def until_caught_up(self) -> None:
-        """Return when `caught_up`."""
+        """Return when `caught_up`; raises what ended the consumption before."""
         ...
 
     @property

@@ -22,6 +22,7 @@ from pathlib import Path
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import AckPolicy
 
 from shared.bus.nats import NatsBus, connect
 from shared.bus.port import Delivery, Subscription
@@ -96,7 +97,7 @@ async def bare_pull(nc: Client, count: int) -> float:
         STREAM,
         name=name,
         filter_subject="fleet.v1.health.*.*.reported",
-        ack_policy="explicit",  # type: ignore[arg-type] # the wire's word
+        ack_policy=AckPolicy.EXPLICIT,
         max_ack_pending=1000,
         mem_storage=True,
     )
@@ -155,18 +156,16 @@ async def our_consume(bus: NatsBus, count: int) -> float:
     """Events a second of the bus: pulled, decoded, through a lane, acknowledged."""
     done = asyncio.Event()
     seen = 0
-    started = 0.0
 
     async def handle(_: Delivery) -> None:
-        nonlocal seen, started
-        if not seen:
-            started = time.perf_counter()
+        nonlocal seen
         seen += 1
         if seen == count:
             done.set()
 
     subscription = Subscription("health", (HealthReported,), handle)
     with quiet_gc():
+        started = time.perf_counter()
         async with bus.consume("bench", (subscription,)):
             await done.wait()
             took = time.perf_counter() - started
@@ -178,10 +177,14 @@ async def latency(bus: NatsBus, rate: int, seconds: float) -> list[float]:
     sent: dict[int, float] = {}
     took: list[float] = []
 
+    all_heard = asyncio.Event()
+
     async def handle(delivery: Delivery) -> None:
         data = delivery.event.data
         if isinstance(data, HealthReported):
             took.append(time.perf_counter() - sent.pop(data.window_id))
+            if len(took) == int(rate * seconds):
+                all_heard.set()
 
     base = int(time.time() * 1000)
     subscription = Subscription("health", (HealthReported,), handle, history=False)
@@ -195,8 +198,7 @@ async def latency(bus: NatsBus, rate: int, seconds: float) -> list[float]:
                     await asyncio.sleep(max(0.0, started + n / rate - loop.time()))
                     sent[base + n] = time.perf_counter()
                     tasks.create_task(bus.publish(report(base + n, n % DEVICES)))
-            while sent:
-                await asyncio.sleep(0.01)
+            await all_heard.wait()
     return took
 
 

@@ -33,6 +33,8 @@ from shared.errors import FleetError, Permanent, Refused
 
 OLDEST_SERVER = (2, 12)
 """Expected sequence over a wildcard (`Nats-Expected-Last-Subject-Sequence-Subject`) came with it."""
+STREAM_FULL = (10077, 10047, 10023)
+"""The stream could not store it (maximum bytes or messages exceeded), or the server has no room left."""
 ANSWER_WITHIN_S = 2.0
 """For one request; a retry has the same id, so asking again is safe."""
 _PING_EVERY_S = 10
@@ -376,10 +378,10 @@ def checked(subject: str, body: bytes) -> dict[str, Any]:
     answer: dict[str, Any] = orjson.loads(body)
     error = answer.get("error")
     if error:
-        code = int(error.get("code", 0))
-        if code == 503:  # noqa: PLR2004 - as in HTTP: not now
+        code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
+        if code == 503 and err_code not in STREAM_FULL:  # noqa: PLR2004 - as in HTTP: not now
             raise Unavailable(f"{subject}: {error.get('description')}")
-        raise ApiError(subject, code, int(error.get("err_code", 0)), str(error.get("description", "")))
+        raise ApiError(subject, code, err_code, str(error.get("description", "")))
     return answer
 
 

@@ -18,7 +18,7 @@ import orjson
 
 from shared.bus import metrics
 from shared.bus.deadletters import same_fact
-from shared.bus.nats.link import ANSWER_WITHIN_S, ApiError, Link, checked
+from shared.bus.nats.link import ANSWER_WITHIN_S, STREAM_FULL, ApiError, Link, checked
 from shared.bus.nats.reading import Stored as StoredMessage
 from shared.bus.nats.reading import moment
 from shared.bus.port import Disconnected, Stored
@@ -32,8 +32,6 @@ _AGAIN_FIRST_S, _AGAIN_MOST_S = 0.02, 1.0
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """Error codes of a failed expectation; the second one does not say where the log stands."""
 _NO_MESSAGE = 10037
-_FULL = (10077, 10047, 10023)
-"""Maximum bytes or messages exceeded; storage or other resources insufficient."""
 _FULL_AGAIN_S = 5.0
 
 
@@ -161,7 +159,7 @@ async def _say(
         except ApiError as error:
             if error.err_code in WRONG_LAST_SEQUENCE:
                 raise
-            if error.err_code in _FULL:
+            if error.err_code in STREAM_FULL:
                 # Case logs refuse when they are full; nobody's decision is thrown away for that.
                 metrics.ERRORS.labels(link.service, "stream full").inc()
                 raise Temporary(f"{subject}: its stream is full", delay_s=_FULL_AGAIN_S) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.bus.nats import NatsBus, connect
+from shared.bus.nats.frames import Frame
 from shared.bus.provision import provision
 from shared.bus.server import EmbeddedServer
 
@@ -31,7 +33,19 @@ async def server(template: Path, tmp_path: Path) -> AsyncIterator[EmbeddedServer
             await provision(first.url)
     shutil.copytree(template / "store", tmp_path / "store")
     async with EmbeddedServer(tmp_path) as made:
+        await provision(made.url)  # what is in memory only
         yield made
+
+
+async def pull_one(bus: NatsBus, stream: str, consumer: str) -> Frame:
+    """Pull one message as a stranger would, and leave it unacknowledged."""
+    came: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+    inbox = bus.link.inbox()
+    subscription = await bus.link.subscribe(inbox, came.set_result)
+    await bus.link.send(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", b'{"batch":1}', reply=inbox)
+    frame = await came
+    await bus.link.unsubscribe(subscription)
+    return frame
 
 
 @pytest.fixture

@@ -80,7 +80,10 @@ async def test_a_consumer_goes_on_where_it_was_and_keeps_each_lane_in_order(
     heard = Heard(slowly)
     for n in range(100):
         await speaker.publish(report(n, key=f"gpu-{n % 7}"))
-    async with listener.lease("listener") as lease, listener.consume("listener", (heard.health(),), lease=lease):
+    async with (
+        listener.lease("listener") as lease,
+        listener.consume("listener", (heard.health(),), lease=lease),
+    ):
         await working.wait()
         await server.kill()
         await server.start()
@@ -155,7 +158,7 @@ async def test_a_lost_delivery_is_delivered_again_before_what_follows_it(bus: Na
             return
         take(self, frame)  # type: ignore[arg-type] # a frame
 
-    Pull._on = lossy  # type: ignore[method-assign,assignment] # a wire that loses one message
+    Pull._on = lossy  # type: ignore[method-assign] # a wire that loses one message
     try:
         async with bus.consume("listener", (heard.health(),)):
             for n in range(1, 7):
