@@ -171,7 +171,11 @@ def judge(
         limits: policy.
     """
     lines = [_from_line(key, sighting, engines or {}) for sighting in look.sightings]
-    found = [] if look.probe is None else _from_probe(key, vendor, standing, look, limits)
+    found = (
+        []
+        if look.probe is None
+        else _from_probe(key, vendor, standing, look, probe=look.probe, limits=limits)
+    )
     evidence = _once(each for each in (*lines, *found) if each.class_ != "ignore")
     remembered = _remember(standing, look, counted=any(each.class_ in COUNTS for each in lines))
     worst = min((_rank(each) for each in evidence), default=len(CLASSES))
@@ -254,10 +258,9 @@ def _from_line(key: str, sighting: Sighting, engines: Mapping[EngineKind, int | 
     )
 
 
-def _from_probe(key: str, vendor: str, standing: Standing, look: Look, limits: Limits) -> list[Evidence]:
-    probe = look.probe
-    if probe is None:
-        return []
+def _from_probe(
+    key: str, vendor: str, standing: Standing, look: Look, *, probe: Probe, limits: Limits
+) -> list[Evidence]:
     seen: list[tuple[str, _Seen]] = []
     if not probe.present:
         seen.append((key, ("missing", "missing", "no longer on its bus")))

@@ -61,8 +61,8 @@ class Health:
         self._standings[key] = Standing(baseline=dict(baseline), driver=driver)
 
     def forget(self, key: str) -> None:
-        """The device is gone or another one: nothing of it holds any more."""
-        self._standings.pop(key, None)
+        """The device is gone or another one: nothing of it holds any more, but its windows are used up."""
+        self._standings[key] = Standing(window_id=self.standing(key).window_id)
 
     def standing(self, key: str) -> Standing:
         """What is remembered of a device."""

@@ -171,11 +171,13 @@ class Discovery:
         for device in difference.removed:
             self._vanished(device)
         for device in difference.changed:
-            if None not in (serials := {device.serial, before[device.key].serial}) and len(serials) > 1:
+            if _is_another(device, before[device.key]):
                 self.health.forget(device.key)
             self._say(Changed(boot_id=self._boot_id, n=self._number(), device=_found(device)), device.key)
         for device in difference.discovered:
-            self._inventory.missing.pop(device.key, None)
+            gone, _ = self._inventory.missing.pop(device.key, (device, 0.0))
+            if _is_another(device, gone):
+                self.health.forget(device.key)
             self._say(Discovered(boot_id=self._boot_id, n=self._number(), device=_found(device)), device.key)
 
     def _vanished(self, device: RawDevice) -> None:
@@ -372,6 +374,11 @@ class Discovery:
         except BadInput as error:
             log.warning("device cannot be translated", key=device.key, reason=str(error))
             return None
+
+
+def _is_another(device: RawDevice, before: RawDevice) -> bool:
+    """Another device stands in the slot; an unknown serial is never another."""
+    return None not in (device.serial, before.serial) and device.serial != before.serial
 
 
 def _found(device: RawDevice) -> FoundDevice:

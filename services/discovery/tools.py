@@ -27,7 +27,7 @@ from shared.vendors.captures.figures import LARGEST_CAPTURE_BYTES
 TOOL_DIRECTORIES = ("usr/bin", "usr/local/bin", "opt/rocm/bin", "usr/local/sbin")
 """Where vendors install their tools, below the host's root."""
 
-_LEAVE_BEHIND_S = 0.5
+_LEAVE_BEHIND_S = 2.0
 Answer = Literal["answered", "hung", "failed"]
 log = structlog.get_logger()
 

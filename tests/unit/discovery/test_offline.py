@@ -1,8 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from services.discovery.offline import discover
+from services.discovery.offline import discover, main
 from shared.errors import BadInput
 from tests.unit.discovery.trees import T4, pci
 from tests.unit.vendors.captures import FOLDER
@@ -76,3 +77,25 @@ def test_what_cannot_be_used_is_refused_by_field(
 def test_a_root_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="root"):
         discover(tmp_path / "nowhere", "w")
+
+
+def test_the_program_prints_an_array_and_what_is_wrong_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pci(tmp_path, "0000:3b:00.0", {**T4, "numa_node": "x"})
+    capture = f"nvidia-smi-xml={FOLDER / 'nvidia_smi_t4x2_v11.xml'}"
+    assert main(["--root", str(tmp_path), "--node", "w", "--capture", capture]) == 0
+    printed = capsys.readouterr()
+    assert [device["uid"] for device in json.loads(printed.out)] == [
+        "nvidia-w-0000:3b:00.0",
+        "nvidia-w-0000:af:00.0",
+    ]
+    assert "numa_node" in printed.err
+
+
+@pytest.mark.parametrize("capture", ["nvidia-smi-xml", "=x", "lspci=x"])
+def test_the_program_ends_with_2_on_bad_input(
+    tmp_path: Path, capture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--root", str(tmp_path), "--capture", capture]) == 2
+    assert "capture" in capsys.readouterr().err
