@@ -66,6 +66,7 @@ class Context:
     Attributes:
         node: the word of the device's node; None: not known, no deadline that depends on the node passes.
         scopes: budget scopes in which the device pays.
+        serial: of the device as it was last registered; None: not known.
         looks: live looks at pods by uid; None: not looked at, or the API server did not answer.
         memory: for an empty log.
         totals: devices by budget scope, for percentages; a scope that is missing is not known.
@@ -74,6 +75,7 @@ class Context:
 
     node: NodeWord | None = None
     scopes: tuple[str, ...] = ("cluster",)
+    serial: str | None = None
     looks: Mapping[str, Look] | None = None
     memory: Memory = Memory()
     totals: Mapping[str, int] = field(default_factory=dict)

@@ -188,6 +188,8 @@ def _replacement(case: DeviceCase, serial: str | None) -> say.Opened:
 
 def _registered(case: DeviceCase, said: device.Registered, _: AnyEvent, given: Given) -> Payload | None:
     serial = said.device.serial
+    if given.context.serial not in (None, serial):
+        return None  # an older registration, heard again
     if case.epoch == 0 and given.context.memory.stands:
         return _open(case, (), serial, given)
     if _replaced(case, serial):
@@ -224,9 +226,8 @@ close = _close
 def _fenced(case: DeviceCase, said: world.Fenced, cause: AnyEvent, given: Given) -> Payload | None:
     if said.epoch != case.epoch:
         return stale(case, cause, said.epoch)
-    if cause.id in case.applied or case.state not in {State.QUARANTINED, State.DRAINING, State.STUCK}:
-        return None
-    if not case.quarantined:
+    waits = case.quarantined and case.state in {State.QUARANTINED, State.DRAINING, State.STUCK}
+    if cause.id in case.applied or not waits:
         return None
     return plan(case, said.holders, given.context, given.policy, fenced_by=cause.id)
 
@@ -269,7 +270,9 @@ def plan(
 
 def _withdrawn(case: DeviceCase, said: world.Withdrawn, cause: AnyEvent, given: Given) -> Payload | None:
     window = said.window
-    if cause.id in case.applied or (window and not case.seen.newer(window.boot_id, window.window_id)):
+    if cause.id in case.applied and not case.reopen:
+        return None
+    if window and not case.seen.newer(window.boot_id, window.window_id):
         return None
     if _replaced(case, said.serial):
         return _close(case, REPLACED, given.now, given.policy)

@@ -49,6 +49,7 @@ def physical(place: str, entity: str) -> Entity | None:
 class _Known:
     model: str
     serial: str | None
+    generation: int
 
 
 class Fleet:
@@ -93,8 +94,11 @@ class Fleet:
         if said.device.parent is not None:
             return
         key = (place, said.device.key)
+        known = self._devices.get(key)
+        if known is not None and known.generation > said.generation:
+            return
         self._forget(*key)
-        self._devices[key] = _Known(said.device.model, said.device.serial)
+        self._devices[key] = _Known(said.device.model, said.device.serial, said.generation)
         self._totals.update(self.scopes(*key))
 
     def _forget(self, place: str, key: str) -> None:
@@ -152,6 +156,11 @@ class Fleet:
         if known is not None:
             found.append(f"model:{known.model}")
         return tuple(found)
+
+    def serial(self, place: str, key: str) -> str | None:
+        """The serial of a device as it was last registered."""
+        known = self._devices.get((place, key))
+        return None if known is None else known.serial
 
     def totals(self) -> dict[str, int]:
         """Devices by budget scope."""

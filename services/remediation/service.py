@@ -145,6 +145,7 @@ class Remediation:
         return Context(
             node=self._fleet.node_word(of.place, self._listening_since()),
             scopes=self._fleet.scopes(of.place, of.entity),
+            serial=self._fleet.serial(of.place, of.entity),
             looks=await self._looks(case, cause),
             memory=await self._memory(of, cause) if case.epoch == 0 and cause is not None else Memory(),
         )

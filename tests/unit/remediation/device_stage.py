@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from services.remediation import follow
 from services.remediation.budget import BUDGET, BudgetCase
-from services.remediation.case import DeviceCase
+from services.remediation.case import DeviceCase, State
 from services.remediation.context import Context, Look, Memory, NodeWord
 from services.remediation.decide import Case, RemediationDecider
 from services.remediation.fleet import physical
@@ -74,6 +75,7 @@ class Stage:
         self.now = START
         self.looks: dict[str, Look] = {}
         self.api_up = True
+        self.serial: str | None = None
         self.said_all_at: datetime | None = None
         self.totals: dict[str, int] = {}
         self.rack: dict[str, str] = {}
@@ -98,7 +100,10 @@ class Stage:
             self.said_all_at = now
 
     def context(self, of: Entity, case: Case, cause: AnyEvent | None, now: datetime) -> Context:
-        del case, now
+        looks = self.looks if self.api_up else None
+        if isinstance(case, DeviceCase) and cause is None and looks is not None:
+            wanted = follow.wants_look(case, now, self.policy)
+            looks = {ref.uid: looks.get(ref.uid, Look(ref, there=False)) for ref in wanted} or None
         about = cause.of if of == BUDGET and cause is not None else of
         scopes = ["cluster", f"node:{about.place}"]
         if about.place in self.rack:
@@ -108,7 +113,8 @@ class Stage:
         return Context(
             node=NodeWord(START, self.said_all_at),
             scopes=tuple(scopes),
-            looks=dict(self.looks) if self.api_up else None,
+            serial=self.serial,
+            looks=looks,
             memory=self.memory,
             totals=self.totals,
             open_cases=compare,
@@ -258,6 +264,9 @@ class Stage:
     @property
     def case(self) -> DeviceCase:
         return self.case_of(DEVICE)
+
+    def state(self) -> State:
+        return self.case.state
 
     def case_of(self, of: Entity) -> DeviceCase:
         found = self.engine.case(of)

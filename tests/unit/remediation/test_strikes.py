@@ -1,0 +1,73 @@
+"""The order of windows, what a window counts for, and what flapping costs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.remediation import strikes
+from services.remediation.policy import Damping
+from services.remediation.strikes import Mark
+from shared.events.parts import Evidence
+from tests.unit.remediation.device_stage import START, evidence
+
+
+def test_an_empty_mark_is_before_every_window() -> None:
+    mark = Mark()
+    assert mark.window() is None
+    assert mark.newer("b1", 0)
+
+
+def test_a_mark_never_goes_back() -> None:
+    mark = Mark().moved_to("b1", 5)
+    assert mark.moved_to("b1", 4) is mark
+    later = mark.moved_to("b2", 0)
+    assert later.moved_to("b1", 99) is later
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=30))
+def test_a_window_that_was_taken_is_never_newer_again(windows: list[tuple[str, int]]) -> None:
+    mark = Mark()
+    taken: set[tuple[str, int]] = set()
+    for boot, number in windows:
+        if mark.newer(boot, number):
+            assert (boot, number) not in taken
+            taken.add((boot, number))
+            mark = mark.moved_to(boot, number)
+
+
+@pytest.mark.parametrize(
+    ("found", "scope", "engines"),
+    [
+        ((evidence(scope="engine", engine="e1"),), "engines", ("e1",)),
+        ((evidence(scope="engine"),), "device", ()),
+        ((evidence(scope="engine", engine="e1"), evidence(n=1)), "device", ()),
+        ((evidence(scope="partition"),), "partition", ()),
+        ((), "device", ()),
+    ],
+)
+def test_the_scope_is_what_all_counting_evidence_names(
+    found: tuple[Evidence, ...], scope: str, engines: tuple[str, ...]
+) -> None:
+    assert strikes.scope(found) == (scope, engines)
+
+
+def test_fatal_codes_come_first_and_a_kind_stands_in_for_a_missing_code() -> None:
+    found = (
+        evidence("48"),
+        evidence("", "transient"),
+        evidence("79", "fatal"),
+        evidence("45", "sympathetic"),
+    )
+    assert strikes.codes(found) == ("79", "48", "kernel-line")
+
+
+def test_a_penalty_halves_and_never_grows() -> None:
+    policy = Damping(half_life_s=100)
+    assert strikes.decayed(800, START, START + timedelta(seconds=200), policy) == pytest.approx(200)
+    assert strikes.decayed(800, START, START - timedelta(seconds=200), policy) == 800
+    assert strikes.decayed(800, None, START, policy) == 0
+    assert strikes.decayed(0, START, START, policy) == 0
