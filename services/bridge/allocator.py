@@ -159,10 +159,6 @@ class Allocator:
         """A device's standing."""
         return self._node.standings.get(key, Standing())
 
-    def heard(self, domain: str) -> Heard | None:
-        """How far a domain's events are in the books."""
-        return self._node.heard.get(domain)
-
     # Facts from the bus
 
     def apply(self, event: AnyEvent, at: Heard) -> None:

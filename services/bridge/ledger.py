@@ -73,11 +73,6 @@ class Allocation(BaseModel):
         return self.shares[0].device
 
     @property
-    def physical(self) -> str:
-        """Key of the physical device."""
-        return self.shares[0].physical
-
-    @property
     def ids(self) -> tuple[str, ...]:
         """Its device-plugin ids."""
         return tuple(share.id for share in self.shares)
@@ -106,7 +101,7 @@ class Occupancy:
     """An index over live allocations: is this share free? Built once, asked for every id of the node."""
 
     _by_slot: dict[tuple[str, int], Allocation] = field(default_factory=dict)
-    _taken: dict[str, Fraction] = field(default_factory=dict)
+    _taken: dict[str, dict[int, int]] = field(default_factory=dict)
     _on_unit: dict[str, list[Allocation]] = field(default_factory=dict)
     _whole: dict[str, Allocation] = field(default_factory=dict)
     _inside: dict[str, list[Allocation]] = field(default_factory=dict)
@@ -126,14 +121,16 @@ class Occupancy:
             self._whole[share.device] = allocation
         else:
             self._by_slot[share.unit, share.slot] = allocation
-            self._taken[share.unit] = self.taken(share.unit) + share.part
+            by_slots = self._taken.setdefault(share.unit, {})
+            by_slots[share.slots] = by_slots.get(share.slots, 0) + 1
             self._on_unit.setdefault(share.unit, []).append(allocation)
         for key in {share.device, share.physical}:
             self._inside.setdefault(key, []).append(allocation)
 
     def taken(self, unit: str) -> Fraction:
         """How much of a physical unit is given."""
-        return self._taken.get(unit, Fraction(0))
+        counts = self._taken.get(unit, {})
+        return sum((Fraction(count, slots) for slots, count in counts.items()), Fraction(0))
 
     def uses(self, device: str) -> int:
         """How many shares of a device, or of its partitions, are given."""
@@ -151,7 +148,8 @@ class Occupancy:
         if (share.unit, share.slot) in self._by_slot:
             return (self._by_slot[share.unit, share.slot],)
         # The slots setting may have changed since: four quarters given leave no room for a whole.
-        if self.taken(share.unit) + share.part > 1:
+        changed = self._taken.get(share.unit, {}).keys() - {share.slots}
+        if changed and self.taken(share.unit) + Fraction(1, share.slots) > 1:
             return tuple(self._on_unit[share.unit])
         return ()
 

@@ -21,7 +21,7 @@ import structlog
 from services.bridge.allocator import Allocator
 from services.bridge.board import Board
 from services.bridge.decide import struck_out
-from services.bridge.kubelet import KubeletPaths, look
+from services.bridge.kubelet import KubeletPaths, look, socket_address
 from services.bridge.ledger import Ledger
 from services.bridge.plugin import Asked, Plugin, Timing
 from services.bridge.record import Heard, NodeRecord
@@ -32,6 +32,7 @@ from shared.clock import Clock
 from shared.errors import BadInput, Refused
 from shared.events import Cause, Payload, Unknown, device, event, remediation, world
 from shared.host import Host
+from shared.host.tasks import together
 from shared.journal import Journal, acknowledged, read
 
 SERVICE: Final = "bridge"
@@ -52,6 +53,7 @@ HEARD: Final[dict[str, tuple[type[Payload], ...]]] = {
 }
 
 _HEAR_AGAIN_S = 1.0
+_LONGEST_SOCKET = "mediafleet-fpga-partition.sock"
 
 log = structlog.get_logger()
 
@@ -95,6 +97,8 @@ class Bridge:
         self._clock = clock
         self._timing = timing
         self._paths = KubeletPaths.under(root)
+        for longest in (self._paths.pod_resources, self._paths.plugins / _LONGEST_SOCKET):
+            socket_address(longest)
         self._discovered = state_dir / "journal"
         own = state_dir / SERVICE
         boot_id = _boot_id(root)
@@ -120,17 +124,16 @@ class Bridge:
             bus: the bus; it may be away at any time, also now.
             ready: called once everything was heard.
         """
+        restate = _every(self._settings.restate_withdrawn_s, self.allocator.restate_withdrawals)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.journal.pump(bus), name="journal")
-                tasks.create_task(self._serve(), name="plugins")
-                tasks.create_task(self._agree(), name="agree")
-                tasks.create_task(self._hear(bus, ready), name="hear")
-                tasks.create_task(self._act_alone(bus), name="alone")
-                tasks.create_task(
-                    _every(self._settings.restate_withdrawn_s, self.allocator.restate_withdrawals),
-                    name="restate",
-                )
+            await together(
+                journal=self.journal.pump(bus),
+                plugins=self._serve(),
+                agree=self._agree(),
+                hear=self._hear(bus, ready),
+                alone=self._act_alone(bus),
+                restate=restate,
+            )
         finally:
             self.journal.close()
 

@@ -9,7 +9,6 @@ device.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,11 +46,6 @@ class Share(BaseModel):
     def whole(self) -> bool:
         """It is a device or partition, with every engine of it."""
         return self.engine is None
-
-    @property
-    def part(self) -> Fraction:
-        """How much of its unit it takes."""
-        return Fraction(1, self.slots)
 
     def as_slot(self) -> Slot | None:
         """The slot as events name it; None for a whole device."""

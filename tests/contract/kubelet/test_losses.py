@@ -116,17 +116,17 @@ async def test_books_that_cannot_be_read_say_nothing(root: Path) -> None:
 
 
 def test_a_bridge_without_node_or_boot_id_does_not_start(tmp_path: Path) -> None:
-    def bridge(node: str) -> Bridge:
+    def bridge(node: str, root: Path = tmp_path / ("x" * 80)) -> Bridge:
         settings = BridgeSettings()
         folder = tmp_path / "state"
         clock = _NoLoop()
-        return Bridge(
-            settings, node=node, domain="d", root=tmp_path, state_dir=folder, source="/t", clock=clock
-        )
+        return Bridge(settings, node=node, domain="d", root=root, state_dir=folder, source="/t", clock=clock)
 
     with pytest.raises(BadInput, match="MEDIAFLEET_NODE_NAME"):
-        bridge("")
+        bridge("", Path("/short"))
     with pytest.raises(Refused, match="MEDIAFLEET_HOST_ROOT"):
+        bridge(NODE, Path("/short"))
+    with pytest.raises(Refused, match="shorten the host root"):
         bridge(NODE)
 
 

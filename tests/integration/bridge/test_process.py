@@ -120,7 +120,6 @@ async def test_a_pod_is_given_an_engine_and_a_killed_bridge_still_answers_the_qu
         assert await kubelet.admit("edge", {"main": {NVENC: 1}}) == ""
         bound = await said(bus, world.Bound)
         assert bound.source == "/mediafleet/bridge/b1"
-        assert resident_bytes(process.pid) <= MEMORY_BYTES
         process.kill()
         await process.wait()
     await tell(bus, bound.of.entity, remediation.Quarantined(epoch=3, reason="xid 79", deadline=AT), 9)
@@ -133,6 +132,19 @@ async def test_a_pod_is_given_an_engine_and_a_killed_bridge_still_answers_the_qu
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(5):
             assert await process.wait() == 0
+
+
+async def test_at_work_it_stays_within_its_memory(
+    bus: NatsBus, url: str, kubelet: SmallKubelet, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("COV")]:
+        monkeypatch.delenv(name)  # measuring coverage costs memory of its own
+    await register(bus)
+    async with bridge(url, root, root / "bridge.log") as process:
+        await kubelet.until(lambda: len(kubelet.devices(NVENC)) == 16)
+        assert await kubelet.admit("edge", {"main": {NVENC: 1}}) == ""
+        await said(bus, world.Bound)
+        assert resident_bytes(process.pid) <= MEMORY_BYTES
 
 
 async def test_a_bridge_that_is_told_no_node_says_so(root: Path, url: str, tmp_path: Path) -> None:
