@@ -77,13 +77,13 @@ class Evictor:
         reading = read(self._picture.series(breach.pod.uid), breach.target, now, policy)
         if now >= order.deadline:
             why = "the order is too old"
-        elif not self._picture.holds(order.pod.uid, order.engine):
+        elif victim is None or not self._picture.holds(victim, order.engine):
             why = f"it no longer holds {order.engine}"
         elif not reading.breached:
             why = "the breach has eased"
         elif brake := self._picture.brake(now, policy):
             why = f"frozen: {brake}"
-        elif victim is not None and victim.annotations.get(self._picture.opt_out) == "never":
+        elif victim.annotations.get(self._picture.opt_out) == "never":
             why = "it opted out meanwhile"
         if why:
             return _said(order, "withheld", why)

@@ -53,12 +53,12 @@ class Engine:
 
     @property
     def total(self) -> int:
-        """Slots held by anybody."""
-        return self.mine + sum(holder.slots for holder in self.others)
+        """Slots held by pods that live; what the API server does not know (any more) loads nothing."""
+        return self.mine + sum(holder.slots for holder in self.others if holder.live)
 
     def share(self, holder: Holder) -> float:
         """A holder's part of what is held."""
-        return holder.slots / self.total
+        return holder.slots / self.total if holder.live else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _excluded(scene: Scene, engine: Engine, holder: Holder, policy: GuardianPoli
 def _over_fair_share(engine: Engine) -> frozenset[str]:
     """Tenants that hold more of the engine than one part in as many as there are tenants."""
     held: dict[str, int] = {}
-    for holder in engine.others:
+    for holder in (each for each in engine.others if each.live):
         held[holder.tenant] = held.get(holder.tenant, 0) + holder.slots
     others = sum(held.values())
     return frozenset(tenant for tenant, slots in held.items() if slots * len(held) > others)

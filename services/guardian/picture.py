@@ -47,7 +47,6 @@ _BOTH_WAYS = frozenset({"amd", "intel"})
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    node: str
     device: str
     pod: PodRef | None
     slots: tuple[Slot, ...]
@@ -82,7 +81,7 @@ class Picture:
         self.opt_out = f"{domain}/eviction"
         self._pods: dict[str, Pod] = {}
         self._owners: dict[str, WorkloadRef] = {}
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._held: dict[str, dict[str, _Held]] = {}
         self._series: dict[str, Series] = {}
         self._faults: dict[tuple[str, str], dict[str, str]] = {}
         self._frozen: dict[str, str] = {}
@@ -98,10 +97,10 @@ class Picture:
             uid = data.pod.uid
             self._series[uid] = self._series.get(uid, Series()).add(sample(data), policy.kept_samples)
         elif isinstance(data, world.Bound):
-            held = _Held(node, key, data.pod, data.slots, data.whole_device)
-            self._held[node, data.allocation_id] = held
+            held = _Held(key, data.pod, data.slots, data.whole_device)
+            self._held.setdefault(node, {})[data.allocation_id] = held
         elif isinstance(data, world.Released):
-            self._held.pop((node, data.allocation_id), None)
+            self._held.get(node, {}).pop(data.allocation_id, None)
         elif isinstance(data, world.AllocationsStated):
             self._stated(node, data)
         elif isinstance(data, care.Frozen):
@@ -112,11 +111,10 @@ class Picture:
             self._hear_device(node, key, data)
 
     def _stated(self, node: str, data: world.AllocationsStated) -> None:
-        for known in [at for at in self._held if at[0] == node]:
-            del self._held[known]
-        for one in data.holdings:
-            held = _Held(node, one.device, one.pod, one.slots, one.whole_device)
-            self._held[node, one.allocation_id] = held
+        self._held[node] = {
+            one.allocation_id: _Held(one.device, one.pod, one.slots, one.whole_device)
+            for one in data.holdings
+        }
 
     def _hear_device(self, node: str, key: str, data: Payload) -> None:
         faults = self._faults.setdefault((node, key), {})
@@ -199,24 +197,24 @@ class Picture:
 
     # ------------------------------------------------------------------ what follows
 
-    def neighbours(self, uid: str) -> list[str]:
+    def neighbours(self, pod: Pod) -> list[str]:
         """Pods that hold a slot of an engine on which this pod holds one."""
-        mine = {(h.node, unit) for h in self._of(uid) for unit in h.units()}
+        mine = {unit for held in self._of(pod) for unit in held.units()}
         found = {
             held.pod.uid
-            for held in self._held.values()
-            if held.pod is not None and any((held.node, unit) in mine for unit in held.units())
+            for held in self._held.get(pod.node, {}).values()
+            if held.pod is not None and mine & held.units().keys()
         }
-        return sorted(found - {uid})
+        return sorted(found - {pod.uid})
 
-    def holds(self, uid: str, engine: str) -> bool:
+    def holds(self, pod: Pod, engine: str) -> bool:
         """Whether a pod holds a slot of this engine."""
-        return any(engine in held.units() for held in self._of(uid))
+        return any(engine in held.units() for held in self._of(pod))
 
     def scene(self, pod: Pod, now: datetime) -> Scene:
         """All that surrounds a pod."""
         engines: dict[tuple[str, str], int] = {}
-        for held in self._of(pod.uid):
+        for held in self._of(pod):
             for unit, slots in held.units().items():
                 at = (held.device, unit)
                 engines[at] = engines.get(at, 0) + slots
@@ -261,14 +259,15 @@ class Picture:
                 return f"{count} of {total} online pods {what}"
         return ""
 
-    def _of(self, uid: str) -> Iterator[_Held]:
-        return (h for h in self._held.values() if h.pod is not None and h.pod.uid == uid)
+    def _of(self, pod: Pod) -> Iterator[_Held]:
+        here = self._held.get(pod.node, {}).values()
+        return (held for held in here if held.pod is not None and held.pod.uid == pod.uid)
 
     def _others(self, pod: Pod, unit: str, now: datetime) -> tuple[Holder, ...]:
         slots: dict[str, int] = {}
         refs: dict[str, PodRef] = {}
-        for held in self._held.values():
-            if held.pod is None or held.pod.uid == pod.uid or held.node != pod.node:
+        for held in self._held.get(pod.node, {}).values():
+            if held.pod is None or held.pod.uid == pod.uid:
                 continue
             taken = held.units().get(unit, 0)
             if taken:

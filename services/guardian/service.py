@@ -27,7 +27,7 @@ from shared.clock import Clock
 from shared.deciders.protocol import Effect
 from shared.deciders.runner import Runner
 from shared.errors import BadInput, FleetError
-from shared.events import AnyEvent, Entity, Payload, Unknown
+from shared.events import DOMAINS, AnyEvent, Entity, Keeps, Payload, Unknown
 from shared.events import workload as facts
 from shared.events.parts import PodRef, WorkloadRef
 from shared.events.remediation import HoldRequested, ReleaseRequested
@@ -41,6 +41,7 @@ from shared.kube.port import Kube
 
 log = structlog.get_logger(__name__)
 
+_BRAKE_EVERY_S = 1.0
 _TO_BUDGET = (facts.SlaStepProposed, facts.SlaPodEvicted, facts.SlaStepRefused)
 _FROM_BUDGET = (facts.SlaGranted, facts.SlaDenied)
 _COMMANDS = (HoldRequested, ReleaseRequested)
@@ -75,6 +76,7 @@ class Guardian:
         self._evictor = Evictor(kube, self._picture, clock)
         self._view = WorkloadView(bus)
         self._warned: dict[str, str] = {}
+        self._braked, self._braked_s = "", -_BRAKE_EVERY_S
         self._runner: Runner[GuardianCase, Look | FleetLook, GuardianPolicy] = Runner(
             bus, GuardianDecider(), self, policy=policy, clock=clock, source=source, service="guardian"
         )
@@ -91,9 +93,15 @@ class Guardian:
         for payload in remembered:
             by_domain.setdefault(payload.kind.domain, []).append(payload)
         for domain, types in by_domain.items():
-            async for recorded in self._bus.history(domain, types=tuple(types)):
-                if not isinstance(recorded.event, Unknown):
-                    self._picture.hear(recorded.event, self._policy())
+            try:
+                async for recorded in self._bus.history(domain, types=tuple(types)):
+                    if not isinstance(recorded.event, Unknown):
+                        self._picture.hear(recorded.event, self._policy())
+            except FleetError as error:
+                if DOMAINS[domain].keeps is not Keeps.MEMORY:
+                    raise
+                # A server's restart took the samples with it: the windows fill again.
+                log.warning("no samples of before", reason=str(error))
 
     # ------------------------------------------------------------------ hands
 
@@ -101,7 +109,8 @@ class Guardian:
         """The case that an event concerns."""
         data = event.data
         if isinstance(data, Sampled):
-            owner = self._picture.owner(data.pod.uid)
+            uid = data.pod.uid
+            owner = None if self._picture.target(uid) is None else self._picture.owner(uid)
             return None if owner is None else Entity("sla", owner.namespace, owner.entity)
         if isinstance(data, _TO_BUDGET):
             return BUDGET
@@ -181,7 +190,7 @@ class Guardian:
         reading = read(look.series, target.latency_p99_ms, now, policy)
         if not reading.breached and (breach is None or not breach.acted):
             return look
-        for uid in self._picture.neighbours(ref.uid):
+        for uid in self._picture.neighbours(pod):
             await self._find_owner(uid)
         attribution, candidates = attribute(
             self._picture.scene(pod, now), reading, target.latency_p99_ms, policy
@@ -199,7 +208,12 @@ class Guardian:
         )
 
     def _brake(self) -> str:
-        return self._picture.brake(self._clock.now(), self._policy())
+        """Looked at once a second: it reads every online pod."""
+        now_s = self._clock.monotonic()
+        if now_s - self._braked_s >= _BRAKE_EVERY_S:
+            self._braked_s = now_s
+            self._braked = self._picture.brake(self._clock.now(), self._policy())
+        return self._braked
 
     async def _replicas(self, workload: WorkloadRef | None) -> int | None:
         if workload is None:

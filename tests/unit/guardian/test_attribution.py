@@ -51,6 +51,13 @@ def test_others_on_the_same_engine_are_neighbours_by_inference() -> None:
     assert [(c.share, c.measured) for c in found] == [(0.75, False)]
 
 
+def test_a_holder_that_is_gone_loads_nothing() -> None:
+    ghost = holder("ghost", 8, live=False)
+    assert attribute(scene(ghost), SLOW, 100, POLICY)[0].verdict == "unknown"
+    _, found = attribute(scene(ghost, holder("a")), SLOW, 100, POLICY)
+    assert [(c.pod.name, c.share) for c in found] == [("a", 0.5), ("ghost", 0.0)]
+
+
 def test_own_requests_that_grew_are_the_pods_own_doing_even_with_neighbours() -> None:
     grown = replace(SLOW, rate_growth=2.0)
     assert attribute(scene(holder("a")), grown, 100, POLICY)[0].verdict == "self"

@@ -94,11 +94,11 @@ def test_neighbours_hold_slots_of_the_same_engine_on_the_same_node() -> None:
     seen.bound("edge")
     seen.bound("same", slots=2)
     seen.bound("other", f"{DEVICE}-enc-1")
-    assert seen.picture.neighbours("u-edge") == ["u-same"]
-    assert seen.picture.holds("u-same", ENGINE)
-    assert not seen.picture.holds("u-other", ENGINE)
+    assert seen.picture.neighbours(pod("edge")) == ["u-same"]
+    assert seen.picture.holds(pod("same"), ENGINE)
+    assert not seen.picture.holds(pod("other"), ENGINE)
     seen.hear(Released(allocation_id="a-same", reason="gone"))
-    assert seen.picture.neighbours("u-edge") == []
+    assert seen.picture.neighbours(pod("edge")) == []
 
 
 def test_a_unit_that_encodes_and_decodes_is_one_engine() -> None:
@@ -119,8 +119,8 @@ def test_a_stated_list_replaces_all_that_was_known_of_the_node() -> None:
         pod=ref("edge"),
     )
     seen.hear(AllocationsStated(boot_id="b", n=1, holdings=(holding,)), "bridge")
-    assert seen.picture.neighbours("u-edge") == []
-    assert seen.picture.holds("u-edge", ENGINE)
+    assert seen.picture.neighbours(pod("edge")) == []
+    assert seen.picture.holds(pod("edge"), ENGINE)
 
 
 def test_a_scene_says_what_the_api_server_knows_of_each_holder() -> None:
