@@ -73,13 +73,10 @@ def _domain(
 
 
 def _fields(schema: Mapping[str, Any]) -> Iterator[str]:
-    properties = schema.get("properties", {})
-    if not properties:
-        return
     required = schema.get("required", ())
     yield "| field | type | | what it is |"
     yield "|---|---|---|---|"
-    for name, field in properties.items():
+    for name, field in schema.get("properties", {}).items():
         need = "required" if name in required else ""
         yield f"| `{name}` | {_type(field)} | {need} | {field.get('description', '')} |"
 

@@ -45,13 +45,12 @@ class Consumer:
         """Sequence to deadline, earliest first: all wait equally long."""
         self._again: deque[int] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._deliver: Callable[[Message], None] | None = None
-        self._at_head: Callable[[], None] = _nothing
+        self._puller: tuple[Callable[[Message], None], Callable[[], None]] | None = None
 
     @property
     def floor(self) -> int:
         """All at or below it was acknowledged (or is none of its business)."""
-        return min([self._cursor, *self._pending, *self._again]) - 1
+        return min([self._cursor, *self._pending]) - 1
 
     @property
     def delivered(self) -> int:
@@ -74,14 +73,12 @@ class Consumer:
             deliver: gets each message.
             at_head: called when nothing is left to deliver.
         """
-        self._deliver = deliver
-        self._at_head = at_head
+        self._puller = deliver, at_head
         self.pump()
 
     def detach(self) -> None:
         """Nobody pulls any more; what was delivered still waits for its acknowledgement."""
-        self._deliver = None
-        self._at_head = _nothing
+        self._puller = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -96,8 +93,6 @@ class Consumer:
         if self.deleted.is_set():
             return
         self._pending.pop(sequence, None)
-        if sequence in self._again:
-            self._again.remove(sequence)
         self.pump()
 
     def in_progress(self, sequence: int) -> None:
@@ -107,18 +102,19 @@ class Consumer:
 
     def pump(self) -> None:
         """Deliver what may be delivered now."""
-        if self._deliver is None:
+        if self._puller is None:
             return
+        deliver, at_head = self._puller
         now_s = self._clock.monotonic()
         self.stream.age(now_s)
         self._expire(now_s)
         while len(self._pending) < self._max_pending:
             message = self._next()
             if message is None:
-                self._at_head()
+                at_head()
                 break
             self._pending[message.sequence] = now_s + self._ack_wait_s
-            self._deliver(message)
+            deliver(message)
         self._wait(now_s)
 
     def _expire(self, now_s: float) -> None:
@@ -155,7 +151,3 @@ class Consumer:
     def _look(self) -> None:
         self._timer = None
         self.pump()
-
-
-def _nothing() -> None:
-    return

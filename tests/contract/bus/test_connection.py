@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from shared.bus.port import Bus, Delivery, Subscription
 from shared.events import Cause, Event, event
 from shared.events.parts import PodRef
 from shared.events.remediation import HoldRequested
 from shared.events.world import HealthReported, Sampled
-from tests.contract.bus.world import AT, LOG, Heard, World, current, everything, hold, report, struck, window
+from tests.contract.bus.world import (
+    AT,
+    LOG,
+    Heard,
+    World,
+    current,
+    everything,
+    hold,
+    leased,
+    report,
+    struck,
+    window,
+)
 
 
 async def test_consuming_goes_on_after_a_restart_and_loses_nothing(world: World, bus: Bus) -> None:
@@ -103,6 +117,28 @@ async def test_commands_come_first_after_a_break_too(world: World) -> None:
     assert [type(delivery.event.data) for delivery in heard.deliveries] == [HoldRequested, HealthReported]
 
 
+async def test_a_break_while_commands_are_heard_holds_the_rest_back(world: World) -> None:
+    bus, writer = await world.bus(), await world.bus("writer")
+    go = asyncio.Event()
+
+    async def wait(_: Delivery) -> None:
+        await go.wait()
+
+    commands, rest = Heard(wait), Heard()
+    subscriptions = (rest.health(), Subscription("command", (HoldRequested,), commands))
+    await writer.publish(report(1))
+    await writer.publish(hold("h1"))
+    async with bus.consume("tester", subscriptions) as consumption:
+        await commands.count(1)
+        await world.partition(bus)
+        await world.heal(bus)
+        assert rest.deliveries == []
+        go.set()
+        await current(consumption)
+    assert len(commands.deliveries) == 1
+    assert rest.windows == [1]
+
+
 async def test_logs_and_facts_outlive_a_restart(world: World, bus: Bus) -> None:
     await bus.publish(report(1))
     sequence = await bus.append(struck(1), 0)
@@ -126,11 +162,13 @@ def sample(number: int) -> Event[Sampled]:
     return event(data, ("live", "edge"), cause=Cause.source("b1", number), source="/mediafleet/test/0", at=AT)
 
 
+@pytest.mark.parametrize("durable", [False, True])
 async def test_measurements_in_memory_are_heard_again_after_a_restart_made_them_count_from_one(
-    world: World, bus: Bus
+    world: World, bus: Bus, *, durable: bool
 ) -> None:
     heard = Heard()
-    async with bus.consume("tester", (Subscription("sample", (Sampled,), heard),)):
+    subscription = Subscription("sample", (Sampled,), heard)
+    async with leased(bus, subscription) if durable else bus.consume("tester", (subscription,)):
         for number in range(1, 4):
             await bus.publish(sample(number))
         await heard.count(3)

@@ -186,7 +186,7 @@ async def test_a_deleted_consumer_takes_no_acknowledgement() -> None:
     assert made.floor == 0
 
 
-async def test_an_acknowledgement_of_what_waits_to_go_out_again_is_taken() -> None:
+async def test_who_pulls_anew_gets_again_what_was_not_acknowledged() -> None:
     server, got = make(), list[int]()
     bus = MemoryBus(server, "tester")
     made = consumer(server, got, max_ack_pending=1)
