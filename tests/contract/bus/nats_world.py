@@ -13,9 +13,11 @@ from typing import Protocol
 from nats.aio.client import Client
 
 from shared.bus.nats.bus import NatsBus, connect
+from shared.bus.nats.link import Link
 from shared.bus.port import Bus
 from shared.bus.provision import provision
 from shared.bus.server import EmbeddedServer
+from shared.events import DOMAINS
 from tests.contract.bus.container import ContainerServer
 from tests.contract.bus.world import WITHIN_S
 
@@ -150,6 +152,16 @@ class NatsWorld:
                 await event.wait()
             for bus in self._buses:
                 await bus.link.until_connected()
+
+    async def limit(self, domain: str, max_bytes: int) -> None:
+        link = Link("provision", "0")
+        await link.open(self._server.url, within_s=WITHIN_S)
+        try:
+            stream = DOMAINS[domain].stream
+            found = await link.api(f"STREAM.INFO.{stream}")
+            await link.api(f"STREAM.UPDATE.{stream}", found["config"] | {"max_bytes": max_bytes})
+        finally:
+            await link.close()
 
     async def pass_time(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

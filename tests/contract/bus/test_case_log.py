@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shared.bus.port import Bus
-from shared.errors import Conflict
+from shared.errors import Conflict, Temporary
 from shared.events import Entity, Unknown
 from tests.contract.bus.world import KEY, LOG, NODE, World, struck, window
 
@@ -120,6 +120,21 @@ async def test_a_log_purged_whole_is_empty(bus: Bus) -> None:
     assert await bus.last(LOG) is None
     assert await windows(bus) == []
     assert await bus.append(struck(3), 0) > sequences[-1]
+
+
+async def test_a_full_log_refuses_for_now_and_goes_on_when_it_is_compacted(world: World, bus: Bus) -> None:
+    await world.limit("remediation", 8_000)
+    sequences = [0]
+
+    async def fill() -> None:
+        for number in range(1, 30):
+            sequences.append(await bus.append(struck(number), sequences[-1]))
+
+    with pytest.raises(Temporary, match="is full"):
+        await fill()
+    await bus.purge(LOG, below=sequences[-1])
+    assert await bus.append(struck(99), sequences[-1]) > sequences[-1]
+    assert len(await windows(bus)) == 2
 
 
 async def test_purging_an_empty_log_is_nothing(bus: Bus) -> None:

@@ -52,6 +52,10 @@ class World(Protocol):
         """Stop the server and start it again."""
         ...
 
+    async def limit(self, domain: str, max_bytes: int) -> None:
+        """Give a stream so much room."""
+        ...
+
     async def pass_time(self, seconds: float) -> None:
         """Let time go by, for what waits for nothing else."""
         ...
@@ -86,6 +90,9 @@ class MemoryWorld:
 
     async def restart(self) -> None:
         self.server.restart()
+
+    async def limit(self, domain: str, max_bytes: int) -> None:
+        self.server.streams[domain].max_bytes = max_bytes
 
     async def pass_time(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
