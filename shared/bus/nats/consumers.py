@@ -27,6 +27,7 @@ from shared.bus.nats.reading import state
 from shared.bus.nats.starts import NatsStarts
 from shared.bus.nats.streams import NO_STREAM, make_again
 from shared.bus.port import Disconnected, LeaseLost, Subscription
+from shared.errors import Permanent
 from shared.events import escape
 from shared.events.address import PREFIX
 
@@ -90,8 +91,10 @@ class Subscribed:
         answer = await self._create(name, start)
         after = None if self._begun else start - 1
         self._begun = True
-        for old in [*others.values(), *([self._last] if lease is None and self._last else [])]:
+        for old in others.values():
             await self._delete(old)
+        if lease is None and self._last:
+            await self.drop(self._last)
         self._last = name
         intake.begin(remaining=int(answer["num_pending"]), after=after)
         return Made(name, min(_MAX_BATCH, intake.subscription.max_ack_pending))
@@ -117,9 +120,9 @@ class Subscribed:
         self._intake.interrupted()
 
     async def drop(self, name: str) -> None:
-        """A durable stays for the next holder."""
+        """A durable stays for the next holder; an ephemeral goes, at once or by itself."""
         if self._lease is None:
-            await self._delete(name)
+            await _drop(self._link, self.stream, name)
 
     async def _state(self) -> tuple[datetime, int]:
         try:
@@ -276,10 +279,15 @@ class Ordered:
 
     async def drop(self, name: str) -> None:
         """Nobody needs it any more."""
-        try:
-            await self._link.api(f"CONSUMER.DELETE.{self.stream}.{name}")
-        except (ApiError, Disconnected):
-            return
+        await _drop(self._link, self.stream, name)
+
+
+async def _drop(link: Link, stream: str, name: str) -> None:
+    """Delete an ephemeral consumer; where that fails or is not allowed, the server does it after a while."""
+    try:
+        await link.api(f"CONSUMER.DELETE.{stream}.{name}")
+    except (ApiError, Disconnected, Permanent):
+        return
 
 
 def family_of(name: str) -> str:

@@ -151,10 +151,11 @@ class Link:
             self._inbox = f"{self._nc.new_inbox()}."
             await self.subscribe(f"{self._inbox}*", self._on_reply)
             self._up.set()
+        except (Error, ValueError) as error:
+            await self._give_up(connecting)
+            raise Refused(f"{url}: {error}") from error
         except BaseException:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
-            await self.close()
+            await self._give_up(connecting)
             raise
 
     async def close(self) -> None:
@@ -171,9 +172,12 @@ class Link:
 
         Raises:
             Disconnected: not within the time.
+            Refused: the server closed it for good.
         """
         if self._up.is_set():
             return
+        if self.dead is not None and self.dead.done() and not self.dead.cancelled():
+            self.dead.result()
         try:
             async with asyncio.timeout(within_s):
                 await self._up.wait()
@@ -352,6 +356,11 @@ class Link:
         self._tries = min(self._tries + 1, 16)
         # Jitter keeps a fleet from coming back in one instant; no secret depends on it.
         return random.choice(servers), random.uniform(most_s / 2, most_s)  # noqa: S311 - as said
+
+    async def _give_up(self, connecting: asyncio.Future[None]) -> None:
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await self.close()
 
     def _check_let_in(self, url: str, *, refused: bool, answered: bool) -> None:
         if refused:
