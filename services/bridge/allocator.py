@@ -154,6 +154,7 @@ class Allocator:
         """Everything was heard once: offer what there is. Books that were on the disk offer at once."""
         self._open = True
         self.publish()
+        self._save_node()
 
     def standing(self, key: str) -> Standing:
         """A device's standing."""
@@ -186,7 +187,6 @@ class Allocator:
             case remediation.Quarantined() if fact.epoch >= before.epoch:
                 if node.fenced.get(key, 0) < fact.epoch:
                     node = node.with_question(key, event)
-                    self._wake.set()
             case _:
                 pass
         self._replace(node)
@@ -205,6 +205,7 @@ class Allocator:
         )
         log.error("withdrawn without the bus", device=key, codes=[each.code for each in evidence])
         self._replace(self._node.with_withdrawal(key, fact).with_window(key, window))
+        self._save_node()
         self._say(fact, key, self._numbered(fact.n))
         return True
 
@@ -430,8 +431,10 @@ class Allocator:
             self._ledger = self._ledger.learn(self._catalogue)
         changed = (node.devices, node.standings, node.questions)
         if changed != (before.devices, before.standings, before.questions):
+            # Told first, written soon, by `agree`. A crash in between hears it from the bus again, since how
+            # far the bus was heard is written together with what was heard.
             self._unsaved = True
-            self._save_node()
+            self._wake.set()
             if self._open:
                 self.publish()
 
