@@ -62,7 +62,8 @@ def generate(folder: Path = HERE) -> list[Path]:
         arguments = [
             "protoc",
             f"--proto_path={folder.parent}",
-            *(f"--{kind}_out={scratch}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")),
+            *(f"--{kind}_out={scratch}" for kind in ("python", "grpc_python")),
+            *(f"--{kind}_out=quiet:{scratch}" for kind in ("mypy", "mypy_grpc")),
             *(f"--plugin=protoc-gen-{kind}={_plugin(kind)}" for kind in ("mypy", "mypy_grpc")),
             *(str(proto) for proto in todo),
         ]
