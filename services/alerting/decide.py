@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from services.alerting.rules import Rule, Rules
 from shared.deciders.protocol import Effect
 from shared.events import AnyEvent, Entity, Payload
-from shared.events.workload import AlertPayload, AlertRaised, AlertResolved
+from shared.events.workload import AlertRaised, AlertResolved
 
 _REMEMBERED = 64
 """Ended alerts kept per entity: late repetitions come within days, not within so many cases of one device."""
@@ -58,17 +58,15 @@ class AlertDecider:
         """The case after one more fact."""
         del sequence
         data = fact.data
-        if not isinstance(data, AlertPayload):
+        if not isinstance(data, AlertRaised | AlertResolved):
             return case
         alerts = {k: v for k, v in case.alerts.items() if k != data.alert_id}
         before = case.alerts.get(data.alert_id)
         if isinstance(data, AlertRaised):
             made = Alert(data.alert_id, data.rule, True, data.at or fact.time, fact.time)
-        elif isinstance(data, AlertResolved):
+        else:
             raised_at = before.raised_at if before else None
             made = Alert(data.alert_id, data.rule, False, data.at or fact.time, raised_at)
-        else:
-            return case
         alerts[data.alert_id] = made
         ended = [alert.id for alert in alerts.values() if not alert.open]
         for forgotten in ended[: max(0, len(ended) - _REMEMBERED)]:

@@ -12,6 +12,7 @@ from shared.bus.port import Disconnected, Lease, LeaseLost
 from shared.clock import SystemClock
 from shared.events import AnyEvent, Payload, Unknown
 
+_LOOK_S = 0.25
 AT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
@@ -80,7 +81,7 @@ class Stage:
                     found = [e for e in await self.said(wanted.kind.domain) if isinstance(e.data, wanted)]
                     if len(found) >= count:
                         return found[count - 1]
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             names = await self.names(wanted.kind.domain)
             raise AssertionError(f"no {count}. {wanted.__name__} within {within_s} s, but {names}") from None
