@@ -36,3 +36,10 @@ def test_a_place_that_cannot_be_written_or_read_is_survived(tmp_path: Path) -> N
     (tmp_path / "d").mkdir()
     assert load(tmp_path / "d") == Memory()
     save(tmp_path / "nowhere/discovery.json", Memory())
+
+
+def test_a_broken_file_that_cannot_be_moved_either_is_survived(tmp_path: Path) -> None:
+    path = tmp_path / "discovery.json"
+    path.write_text("{")
+    (tmp_path / "discovery.broken/full").mkdir(parents=True)
+    assert load(path) == Memory()
