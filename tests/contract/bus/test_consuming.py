@@ -81,14 +81,15 @@ async def test_only_the_types_asked_for_are_heard(bus: Bus) -> None:
     assert [type(delivery.event.data) for delivery in heard.deliveries] == [Bound]
 
 
-@pytest.mark.parametrize("place", ["worker-3", "worker.3", "*", ">"])
-async def test_a_place_filter_lets_only_its_place_through(bus: Bus, place: str) -> None:
-    for number, at in enumerate(["worker-3", "worker.3", "*", ">", "worker-33"]):
-        await bus.publish(report(number, place=at))
-    heard = Heard()
-    async with bus.consume("tester", (heard.health(place=place),)) as consumption:
-        await current(consumption)
-    assert [delivery.event.of.place for delivery in heard.deliveries] == [place]
+async def test_a_place_filter_lets_only_its_place_through(bus: Bus) -> None:
+    places = ["worker-3", "worker.3", "*", ">", "worker-33"]
+    for number, place in enumerate(places):
+        await bus.publish(report(number, place=place))
+    for place in places:
+        heard = Heard()
+        async with bus.consume("tester", (heard.health(place=place),)) as consumption:
+            await current(consumption)
+        assert [delivery.event.of.place for delivery in heard.deliveries] == [place]
 
 
 async def test_one_lane_is_serial_and_lanes_are_parallel(bus: Bus) -> None:
@@ -246,36 +247,36 @@ async def test_any_other_failure_is_a_dead_letter_and_the_rest_goes_on(
     assert (delivery.event.of.place, delivery.event.of.entity) == (NODE, "tester")
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        (b"+ACK", "body"),
-        (b"", "body"),
-        (b"\xff\xfe\x00", "body"),
-        (b'{"specversion": "1.0"}', "id"),
-        (report(1, place="worker-4").encode(), "subject"),
-        (report(1).encode().replace(b'"window_id":1', b'"window_id":-1'), "data.window_id"),
-        (report(1).encode().replace(b'"streak":1', b'"streak":NaN'), "data.streak"),
-        (b"x" * 600_000, "data"),
-    ],
-)
-async def test_what_is_no_envelope_is_a_dead_letter_and_the_rest_goes_on(
-    world: World, bus: Bus, body: bytes, field: str
-) -> None:
+NO_ENVELOPES = [
+    (b"+ACK", "body"),
+    (b"", "body"),
+    (b"\xff\xfe\x00", "body"),
+    (b'{"specversion": "1.0"}', "id"),
+    (report(1, place="worker-4").encode(), "subject"),
+    (report(1).encode().replace(b'"window_id":1', b'"window_id":-1'), "data.window_id"),
+    (report(1).encode().replace(b'"streak":1', b'"streak":NaN'), "data.streak"),
+    (b"x" * 600_000, "data"),
+]
+
+
+async def test_what_is_no_envelope_is_a_dead_letter_and_the_rest_goes_on(world: World, bus: Bus) -> None:
     heard = Heard()
-    await world.raw(SUBJECT, body)
+    for body, _ in NO_ENVELOPES:
+        await world.raw(SUBJECT, body)
     await bus.publish(report(2))
     async with dead_letters(bus) as letters, bus.consume("tester", (heard.health(),)) as consumption:
         await heard.count(1)
-        letter = rejected((await letters.count(1))[0])
+        found = [rejected(delivery) for delivery in await letters.count(len(NO_ENVELOPES))]
         await current(consumption)
     assert heard.windows == [2]
-    assert letter.sequence == 1
-    assert letter.reason
-    assert letter.field == field
-    raw = base64.b64decode(letter.raw) if letter.encoding == "base64" else letter.raw.encode()
-    assert body.startswith(raw)
-    assert bool(raw) == bool(body)
+    for letter in found:
+        body, field = NO_ENVELOPES[letter.sequence - 1]
+        assert letter.field == field
+        assert letter.reason
+        raw = base64.b64decode(letter.raw) if letter.encoding == "base64" else letter.raw.encode()
+        assert body.startswith(raw)
+        assert bool(raw) == bool(body)
+    assert len({letter.sequence for letter in found}) == len(NO_ENVELOPES)
 
 
 async def test_a_dead_letter_is_said_once_by_every_copy(world: World) -> None:

@@ -67,14 +67,14 @@ async def test_a_publish_gives_up_after_its_deadline_and_may_be_said_again(world
     assert len(await everything(bus)) == 1
 
 
-@pytest.mark.parametrize("name", ["worker.3", "*", ">", "a_2eb", "with space", "Grüße/und mehr"])
-async def test_any_name_is_stored_and_found(bus: Bus, name: str) -> None:
-    place = name.replace("/", "")
-    await bus.publish(report(1, place=place, key=name))
-    await bus.publish(report(2, place=NODE, key=name))
-    found = await everything(bus, place=place)
-    assert [(made.of.place, made.of.entity) for made in found] == [(place, name)]
-    assert len(await everything(bus)) == 2
+async def test_any_name_is_stored_and_found(bus: Bus) -> None:
+    names = ["worker.3", "*", ">", "a_2eb", "with space", "Grüße/und mehr"]
+    for number, name in enumerate(names):
+        await bus.publish(report(number, place=name.replace("/", ""), key=name))
+    for name in names:
+        place = name.replace("/", "")
+        found = await everything(bus, place=place)
+        assert [(made.of.place, made.of.entity) for made in found] == [(place, name)]
 
 
 async def test_an_event_that_is_too_large_is_refused_before_it_is_sent(bus: Bus) -> None:
