@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -94,7 +95,7 @@ class Rule(_Strict):
             return tuple({"fact": one} if isinstance(one, str) else one for one in value)
         return value
 
-    @property
+    @cached_property
     def raised_by(self) -> Trigger:
         """What raises it."""
         return Trigger(fact=self.fact, when=self.when)
@@ -124,7 +125,7 @@ class Rule(_Strict):
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rules:
     """All enabled rules."""
 
@@ -136,17 +137,32 @@ class Rules:
 
     def raised_by(self, event: AnyEvent) -> Iterator[Rule]:
         """Rules that an event raises."""
-        return (rule for rule in self.rules if rule.raised_by.matches(event))
+        found = self._raising.get(event.data.kind.name, ())
+        return (rule for rule in found if rule.raised_by.matches(event))
 
     def resolved_by(self, event: AnyEvent) -> Iterator[Rule]:
         """Rules whose alerts an event resolves."""
-        return (rule for rule in self.rules if any(t.matches(event) for t in rule.resolved_by))
+        found = self._resolving.get(event.data.kind.name, ())
+        return (rule for rule in found if any(t.matches(event) for t in rule.resolved_by))
 
     def facts(self) -> frozenset[str]:
         """Names of all facts that matter to any rule."""
-        return frozenset(
-            name for rule in self.rules for name in (rule.fact, *(t.fact for t in rule.resolved_by))
-        )
+        return frozenset((*self._raising, *self._resolving))
+
+    @cached_property
+    def _raising(self) -> dict[str, list[Rule]]:
+        found: dict[str, list[Rule]] = {}
+        for rule in self.rules:
+            found.setdefault(rule.fact, []).append(rule)
+        return found
+
+    @cached_property
+    def _resolving(self) -> dict[str, list[Rule]]:
+        found: dict[str, list[Rule]] = {}
+        for rule in self.rules:
+            for fact in {trigger.fact for trigger in rule.resolved_by}:
+                found.setdefault(fact, []).append(rule)
+        return found
 
 
 def load(own: Path | None = None) -> Rules:

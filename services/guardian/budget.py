@@ -52,11 +52,13 @@ class FleetLook:
 
     Attributes:
         pods: running pods of the fleet.
-        brake: why the measurements are suspect; empty when they can be believed.
+        brake: why nothing may be evicted now, whoever found it; empty when it may.
+        suspect: why the measurements cannot be believed, which is ours to say; empty when they can.
     """
 
     pods: int
     brake: str = ""
+    suspect: str = ""
 
 
 def evolve(case: BudgetCase, fact: AnyEvent) -> BudgetCase:
@@ -119,9 +121,9 @@ def follow(case: BudgetCase, look: FleetLook | None, now: datetime) -> Payload |
     """Freeze and thaw with the measurements."""
     if look is None:
         return None
-    if look.brake and not case.frozen:
-        return facts.SlaFrozen(freeze_id=f"sla-{now:%Y%m%dT%H%M%S}", reason=look.brake)
-    if case.frozen and not look.brake:
+    if look.suspect and not case.frozen:
+        return facts.SlaFrozen(freeze_id=f"sla-{now:%Y%m%dT%H%M%S}", reason=look.suspect)
+    if case.frozen and not look.suspect:
         return facts.SlaThawed(freeze_id=case.frozen, reason="the measurements can be believed again")
     return None
 

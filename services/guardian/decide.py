@@ -335,8 +335,11 @@ def _evict(at: _Round) -> Payload | None:
     breach, where = at.breach, at.breach.attribution
     if at.case.circuit_until is not None and at.now < at.case.circuit_until:
         return _scale(at, "the circuit is open")
-    in_flight = any(c.excluded == TERMINATING for c in breach.candidates)
-    if in_flight or (breach.rehearsed and at.policy.dry_run):
+    if any(c.excluded == TERMINATING for c in breach.candidates):
+        # Relief is in flight; a pod that never goes must not be waited for without end.
+        patience = timedelta(seconds=at.policy.grace_s + at.policy.relief_wait_s)
+        return _scale(at, "a neighbour does not go") if at.now - breach.opened_at >= patience else None
+    if breach.rehearsed and at.policy.dry_run:
         return None
     victim = _victim(at)
     if victim is None:

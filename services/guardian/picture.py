@@ -235,10 +235,16 @@ class Picture:
             faults=faults,
         )
 
+    def common_cause(self) -> str:
+        """Why remediation is frozen: many devices fail alike; empty when it is not."""
+        return next(iter(self._frozen.values()), "")
+
     def brake(self, now: datetime, policy: GuardianPolicy) -> str:
-        """Why the measurements are suspect; empty when they can be believed."""
-        if self._frozen:
-            return next(iter(self._frozen.values()))
+        """Why nobody may be evicted now; empty when somebody may."""
+        return self.common_cause() or self.suspect(now, policy)
+
+    def suspect(self, now: datetime, policy: GuardianPolicy) -> str:
+        """Why the measurements cannot be believed; empty when they can."""
         settled = timedelta(seconds=policy.span_s)
         breached = missing = total = 0
         for pod, target in self.promised():

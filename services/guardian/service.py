@@ -41,7 +41,7 @@ from shared.kube.port import Kube
 
 log = structlog.get_logger(__name__)
 
-_BRAKE_EVERY_S = 1.0
+_SUSPECT_EVERY_S = 1.0
 _TO_BUDGET = (facts.SlaStepProposed, facts.SlaPodEvicted, facts.SlaStepRefused)
 _FROM_BUDGET = (facts.SlaGranted, facts.SlaDenied)
 _COMMANDS = (HoldRequested, ReleaseRequested)
@@ -76,7 +76,7 @@ class Guardian:
         self._evictor = Evictor(kube, self._picture, clock)
         self._view = WorkloadView(bus)
         self._warned: dict[str, str] = {}
-        self._braked, self._braked_s = "", -_BRAKE_EVERY_S
+        self._suspected, self._suspected_s = "", -_SUSPECT_EVERY_S
         self._runner: Runner[GuardianCase, Look | FleetLook, GuardianPolicy] = Runner(
             bus, GuardianDecider(), self, policy=policy, clock=clock, source=source, service="guardian"
         )
@@ -137,7 +137,8 @@ class Guardian:
         if not self._picture.synced:
             return None
         if isinstance(case, BudgetCase):
-            return FleetLook(self._picture.running(), self._brake())
+            suspect = self._suspect()
+            return FleetLook(self._picture.running(), self._picture.common_cause() or suspect, suspect)
         if case.breach is not None:
             return await self._look(case.breach.pod, case)
         if cause is not None and isinstance(cause.data, Sampled) and self._runner.caught_up:
@@ -203,17 +204,17 @@ class Guardian:
             series=look.series,
             attribution=attribution,
             candidates=candidates,
-            brake=self._brake(),
+            brake=self._picture.common_cause() or self._suspect(),
             replicas=await self._replicas(look.workload),
         )
 
-    def _brake(self) -> str:
+    def _suspect(self) -> str:
         """Looked at once a second: it reads every online pod."""
         now_s = self._clock.monotonic()
-        if now_s - self._braked_s >= _BRAKE_EVERY_S:
-            self._braked_s = now_s
-            self._braked = self._picture.brake(self._clock.now(), self._policy())
-        return self._braked
+        if now_s - self._suspected_s >= _SUSPECT_EVERY_S:
+            self._suspected_s = now_s
+            self._suspected = self._picture.suspect(self._clock.now(), self._policy())
+        return self._suspected
 
     async def _replicas(self, workload: WorkloadRef | None) -> int | None:
         if workload is None:
@@ -260,7 +261,7 @@ class Guardian:
             open_cases = dict(self._runner.open_cases())
             for of in open_cases:
                 self._runner.nudge(of)
-            if self._brake():
+            if self._suspect():
                 self._runner.nudge(BUDGET)
             cases = {of: case for of, case in open_cases.items() if isinstance(case, SlaCase)}
             await self._view.write(rows(self._picture, cases, self._clock.now(), self._policy()))

@@ -269,6 +269,8 @@ def test_a_neighbour_that_is_leaving_already_is_waited_for() -> None:
     leaving = CANDIDATE.model_copy(update={"excluded": "terminating already"})
     play.look = {"candidates": (leaving, CANDIDATE)}
     assert play.hears(play.sampled()) == ["breached"]
+    play.passes(POLICY.grace_s + POLICY.relief_wait_s)
+    assert play.goes_on() == ["scale-requested"]
 
 
 def test_a_pod_without_scalable_owner_asks_for_nothing() -> None:
@@ -461,11 +463,12 @@ def test_the_budget_freezes_and_thaws_with_the_measurements() -> None:
     decider, now = play.decider, play.now
     assert decider.next(play.budget, None, now, POLICY) is None
     assert decider.next(play.budget, FleetLook(10), now, POLICY) is None
-    frozen = decider.next(play.budget, FleetLook(10, "too many"), now, POLICY)
+    frozen = decider.next(play.budget, FleetLook(10, "too many", "too many"), now, POLICY)
     assert isinstance(frozen, facts.SlaFrozen)
+    assert decider.next(play.budget, FleetLook(10, "common cause 79"), now, POLICY) is None
     case = decider.evolve(play.budget, says(frozen, BUDGET), 1)
     assert not decider.closed(case)
-    assert decider.next(case, FleetLook(10, "too many"), now, POLICY) is None
+    assert decider.next(case, FleetLook(10, "too many", "too many"), now, POLICY) is None
     thawed = decider.next(case, FleetLook(10), now, POLICY)
     assert isinstance(thawed, facts.SlaThawed)
     assert decider.closed(decider.evolve(case, says(thawed, BUDGET), 2))
