@@ -27,7 +27,10 @@ log = structlog.get_logger(__name__)
 
 _LOST = Counter("mediafleet_remediation_kubernetes_events_lost", "Kubernetes Events that were not written")
 _MOST_WAITING: Final = 2000
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 2
+_CALM_S: Final = 0.25
+"""Nothing is written before a case has had this long to go on: a storm of facts is one write of each case, and
+quarantines and evictions come before what is told about them."""
 _AGAIN_S: Final = 1.0
 
 Note = tuple[ObjectRef, str, str, Literal["Normal", "Warning"], str, ObjectRef | None]
@@ -108,6 +111,7 @@ class Record:
     async def _keep_view(self) -> None:
         while True:
             await self._changed.wait()
+            await asyncio.sleep(_CALM_S)
             self._changed.clear()
             latest, self._latest = self._latest, {}
             for of, case in latest.items():
@@ -122,6 +126,8 @@ class Record:
 
     async def _write_notes(self) -> None:
         while True:
+            if self._notes.empty():
+                await asyncio.sleep(_CALM_S)
             about, reason, note, kind, action, related = await self._notes.get()
             try:
                 await self._kube.record_event(about, reason, note, kind, action, related)
