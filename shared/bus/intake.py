@@ -12,11 +12,11 @@ signs of life for everything held, and turns a handler's outcome into an acknowl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 class Carrier(Protocol):
     """What an implementation of the bus does for an intake."""
 
-    async def acknowledge(self, token: str) -> None:
+    def acknowledge(self, token: str) -> None:
         """The message is done with. Never raises for a lost connection: it will be delivered again."""
         ...
 
@@ -212,7 +212,7 @@ class Intake:
                 key = self.subscription.key(decoded)
             except Exception as error:  # noqa: BLE001 - a key function that fails refuses its message
                 problem = Permanent(f"no lane: {type(error).__name__}: {error}")
-                key = subject
+                event, key = None, subject
         held = Held(
             self,
             subject,
@@ -242,12 +242,14 @@ class Intake:
         self.held.clear()
         self.meters.close()
 
-    async def settle(self, held: Held) -> None:
+    def settle(self, held: Held) -> None:
         """It is done with: acknowledge it."""
-        self.tried(held)
+        if held.counts:
+            self.tried(held)
+        # Of a stream that was rebuilt meanwhile, nothing is held and nothing to be acknowledged.
         if self.held.get(held.sequence) is held:
             del self.held[held.sequence]
-            await self.carrier.acknowledge(held.token)
+            self.carrier.acknowledge(held.token)
 
     def tried(self, held: Held) -> None:
         """One try is over, whatever came of it."""
@@ -283,21 +285,28 @@ class Intake:
         self.meters.dead_letters.inc()
         if self.subscription.domain != DEAD_LETTER_DOMAIN:
             await self._write(refusal)
-        await self.settle(held)
+        self.settle(held)
 
-    async def handle(self, held: Held) -> None:
+    def handle(self, held: Held) -> Coroutine[Any, Any, None]:
         """Try until it is handled, or refused.
 
         Raises:
             Abandoned: the lanes stop while it waits for another try.
             LeaseLost: its handler found out that the lease is gone.
         """
+        if held.event is None:
+            return self._skip(held)
         if held.sequence <= self.suspects_up_to and self.starts is not None:
-            await self._handle_suspect(held, self.starts)
-        else:
-            await self._handle(held)
+            return self._handle_suspect(held, held.event, self.starts)
+        return self._handle(held, held.event)
 
-    async def _handle_suspect(self, held: Held, starts: Starts) -> None:
+    async def _skip(self, held: Held) -> None:
+        """Refuse what is no envelope for its subject."""
+        self.meters.skipped.inc()
+        problem = held.problem or Permanent("it could not be decoded")
+        await self.refuse(held, problem.reason, problem.field)
+
+    async def _handle_suspect(self, held: Held, event: AnyEvent, starts: Starts) -> None:
         """Count each start outside the process; what was counted before runs alone: only it is blamed."""
         counted = await self._persist(starts.counted, held.sequence)
         if counted >= KILLS - 1:
@@ -307,7 +316,7 @@ class Intake:
             try:
                 async with self._exclusive if counted else nullcontext():
                     await self._persist(starts.count, held.sequence)
-                    await self._handle(held)
+                    await self._handle(held, event)
             except Abandoned:
                 await starts.forget(held.sequence)
                 raise
@@ -322,12 +331,7 @@ class Intake:
             else:
                 return int(result or 0)
 
-    async def _handle(self, held: Held) -> None:
-        if held.event is None or held.problem is not None:
-            self.meters.skipped.inc()
-            problem = held.problem or Permanent("not decoded")
-            await self.refuse(held, problem.reason, problem.field)
-            return
+    async def _handle(self, held: Held, event: AnyEvent) -> None:
         meters = self.meters
         first_s: float | None = None
         while True:
@@ -336,7 +340,7 @@ class Intake:
             try:
                 await self.subscription.handle(
                     Delivery(
-                        held.event,
+                        event,
                         self.stream,
                         held.sequence,
                         held.stored_at,
@@ -354,7 +358,7 @@ class Intake:
                 failure = error
             else:
                 meters.handler_seconds.observe(perf_counter() - started_s)
-                await self.settle(held)
+                self.settle(held)
                 return
             meters.handler_seconds.observe(perf_counter() - started_s)
             first_s = self.clock.monotonic() if first_s is None else first_s
@@ -457,9 +461,9 @@ class Held:
         """Its place in its stream."""
         return self.intake.stream, self.sequence
 
-    async def run(self, lanes: Lanes) -> None:  # noqa: ARG002 - what a lane calls
+    def run(self, lanes: Lanes) -> Coroutine[Any, Any, None]:  # noqa: ARG002 - what a lane calls
         """Handle it."""
-        await self.intake.handle(self)
+        return self.intake.handle(self)
 
 
 def _nothing() -> None:

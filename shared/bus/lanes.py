@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
 import structlog
 
@@ -50,7 +50,7 @@ class Work(Protocol):
         """(stream, sequence) of a message; None for a job."""
         ...
 
-    async def run(self, lanes: Lanes) -> None:
+    def run(self, lanes: Lanes) -> Coroutine[Any, Any, None]:
         """Do it, retries included. Raises `Abandoned` when stopped; any other error ends the consumption."""
         ...
 

@@ -110,7 +110,7 @@ class _Feed:
         if self._consumer is not None and not durable:
             self._server.consumers[self.intake.subscription.domain].discard(self._consumer)
 
-    async def acknowledge(self, token: str) -> None:
+    def acknowledge(self, token: str) -> None:
         """The message is done with."""
         faults = self._server.faults
         arrives = self._link.up.is_set() and not faults.happens(faults.lost_ack)

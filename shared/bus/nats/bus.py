@@ -194,7 +194,7 @@ class NatsBus:
                 intake.close()
             await self._barrier()
 
-    async def acknowledge(self, token: str) -> None:
+    def acknowledge(self, token: str) -> None:
         """The message is done with."""
         self.link.acknowledge(token)
 
