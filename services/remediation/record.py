@@ -29,8 +29,8 @@ _LOST = Counter("mediafleet_remediation_kubernetes_events_lost", "Kubernetes Eve
 _MOST_WAITING: Final = 2000
 _AT_ONCE: Final = 2
 _CALM_S: Final = 0.25
-"""Nothing is written before a case has had this long to go on: a storm of facts is one write of each case, and
-quarantines and evictions come before what is told about them."""
+"""Nothing is written before a case has had this long to go on: a storm of facts is one write of each case,
+and quarantines and evictions come before what is told about them."""
 _AGAIN_S: Final = 1.0
 
 Note = tuple[ObjectRef, str, str, Literal["Normal", "Warning"], str, ObjectRef | None]

@@ -22,16 +22,17 @@ from services.remediation.budget import BUDGET, BudgetCase
 from services.remediation.case import EVICTING, DeviceCase, State
 from services.remediation.context import Context, Look, Memory
 from services.remediation.decide import Case, RemediationDecider
-from services.remediation.fleet import Fleet, physical
+from services.remediation.fleet import Fleet
 from services.remediation.policy import Policy
 from services.remediation.policy_file import PolicyFile
 from services.remediation.record import Record
+from services.remediation.routing import TO_BUDGET, route
 from services.remediation.settings import RemediationSettings
 from shared.bus.port import Bus, Lease
 from shared.clock import Clock
 from shared.deciders import Effect, Outdated, Runner
 from shared.errors import FleetError, Temporary
-from shared.events import FLEET, AnyEvent, Entity, Payload, Unknown, device, workload, world
+from shared.events import AnyEvent, Entity, Payload, Unknown, device, world
 from shared.events import remediation as say
 from shared.events.parts import UNHEALTHY, PodRef
 from shared.host import Host
@@ -41,10 +42,6 @@ from shared.kube.port import Kube
 
 log = structlog.get_logger(__name__)
 
-_TO_BUDGET: Final = (say.StepProposed, say.Quarantined, say.Closed, say.Held, say.HoldReleased, say.Retired)
-"""Facts of a device that the budget answers."""
-_TO_DEVICE: Final = (say.BudgetGranted, say.BudgetReturned)
-"""Facts of the budget that a device answers."""
 _NEEDS_MEMORY: Final = (world.Withdrawn, say.HoldRequested, say.RetireRequested)
 """What opens a case whatever it says; a report does when its verdict is unhealthy."""
 
@@ -52,7 +49,7 @@ _NEEDS_MEMORY: Final = (world.Withdrawn, say.HoldRequested, say.RetireRequested)
 class Remediation:
     """The decider's hands while one lease lasts."""
 
-    hears: tuple[type[Payload], ...] = (*device_case.HEARD, *_TO_BUDGET, world.Heartbeat)
+    hears: tuple[type[Payload], ...] = (*device_case.HEARD, *TO_BUDGET, world.Heartbeat)
 
     def __init__(
         self,
@@ -115,17 +112,7 @@ class Remediation:
 
     def route(self, event: AnyEvent) -> Entity | None:
         """The case that an event concerns."""
-        data, of = event.data, event.of
-        if isinstance(data, _TO_BUDGET):
-            return BUDGET
-        if isinstance(data, say.BudgetPayload):
-            place, _, entity = data.case.partition("/")
-            return Entity(BUDGET.domain, place, entity)
-        if isinstance(data, workload.ScalePayload):
-            return _asked_by(data.request_id)
-        if isinstance(data, say.CommandPayload) and of.place == FLEET:
-            return BUDGET if of.entity == BUDGET.entity else None
-        return physical(of.place, of.entity)
+        return route(event)
 
     def observe(self, event: AnyEvent) -> None:
         """Devices, nodes and holders."""
@@ -233,13 +220,6 @@ class Remediation:
     def _out(self, of: Entity) -> bool:
         case = self.runner.case(of)
         return isinstance(case, DeviceCase) and case.state is not State.HEALTHY and case.out
-
-
-def _asked_by(request_id: str) -> Entity | None:
-    """The case that a replacement's request id names: `place/entity#epoch/pod uid`."""
-    about, _, _ = request_id.partition("#")
-    place, _, entity = about.partition("/")
-    return physical(place, entity) if place and entity else None
 
 
 async def run(host: Host, settings: RemediationSettings) -> None:

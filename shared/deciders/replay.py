@@ -27,9 +27,8 @@ ContextT_co = TypeVar("ContextT_co", covariant=True)
 PolicyT = TypeVar("PolicyT")
 
 _MOST_FACTS = 256
-_FIRST_WAIT = timedelta(seconds=1)
-_LONGEST_WAIT = timedelta(seconds=10)
-"""A passed deadline that leads to nothing yet is asked again after these; a live runner asks every second."""
+_WAIT, _SOON, _LONGER_WAIT = timedelta(seconds=1), timedelta(minutes=10), timedelta(seconds=10)
+"""A passed deadline that leads to nothing yet is asked again every second, as live; later not so often."""
 _SOURCE = "/mediafleet/replay"
 
 
@@ -114,7 +113,7 @@ class Engine(Generic[CaseT, ContextT, PolicyT]):
         self.logs: dict[Entity, list[AnyEvent]] = {}
         self.cases: dict[Entity, CaseT] = {}
         self.policy = policy
-        self._asked: dict[Entity, tuple[datetime, timedelta]] = {}
+        self._asked: dict[Entity, tuple[datetime, datetime]] = {}
         self._to_hear: deque[AnyEvent] = deque()
         self._sequence = 0
 
@@ -159,13 +158,13 @@ class Engine(Generic[CaseT, ContextT, PolicyT]):
                 return
             at, of = min(due, key=lambda one: (one[0], one[1].about))
             said = len(self.logs.get(of, ()))
-            _, wait = self._asked.get(of, (at, _FIRST_WAIT / 2))
+            _, since = self._asked.get(of, (at, at))
             self.settle(of, at)
             while self._to_hear:
                 self.hear(self._to_hear.popleft(), at)
             if len(self.logs.get(of, ())) == said:
-                wait = min(wait * 2, _LONGEST_WAIT)
-                self._asked[of] = (at + wait, wait)
+                wait = _WAIT if at - since < _SOON else _LONGER_WAIT
+                self._asked[of] = (at + wait, since)
 
     def _due(self, of: Entity) -> datetime | None:
         at = self._decider.due(self.cases[of], self._policy)

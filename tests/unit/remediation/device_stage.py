@@ -13,7 +13,7 @@ from services.remediation.context import Context, Look, Memory, NodeWord
 from services.remediation.decide import Case, RemediationDecider
 from services.remediation.fleet import physical
 from services.remediation.policy import Policy
-from services.remediation.service import Remediation
+from services.remediation.routing import route
 from shared.deciders.protocol import Effect
 from shared.deciders.replay import Engine
 from shared.devices.model import UnifiedDevice
@@ -93,7 +93,7 @@ class Stage:
     # ------------------------------------------------------------------ the script
 
     def route(self, heard: AnyEvent) -> Entity | None:
-        return Remediation.route(self, heard)  # type: ignore[arg-type] # routing needs nothing of its service
+        return route(heard)
 
     def observe(self, heard: AnyEvent, now: datetime) -> None:
         if isinstance(heard.data, world.Heartbeat) and heard.data.journal_depth == 0:
