@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from shared.bus.nats import connect
+from shared.bus.nats import NatsBus, connect
 from shared.bus.port import Disconnected
 from shared.bus.provision import provision
 from shared.bus.server import EmbeddedServer, find_binary
@@ -122,3 +124,48 @@ async def test_a_node_hears_only_its_own_place(guarded: EmbeddedServer) -> None:
                 await asyncio.wait_for(consumption.wait(), 5)
     assert heard.windows == [2]
     assert foreign.windows == []
+
+
+async def test_a_user_that_is_shut_out_goes_on_when_it_is_let_in_again(guarded: EmbeddedServer) -> None:
+    heard = Heard()
+
+    def reload(text: str) -> None:
+        config.write_text(text)
+        assert guarded.pid is not None
+        os.kill(guarded.pid, signal.SIGHUP)
+
+    config = guarded.directory / "nats-server.conf"
+    allowed = config.read_text()
+    broke = asyncio.Event()
+    async with (
+        connect(guarded.url, service="tester", instance="0") as everyone,
+        connect(as_node(guarded), service="bridge", instance="worker-3") as node,
+    ):
+        node.link.on_break.append(broke.set)
+        async with node.consume("bridge", (heard.health(place="worker-3"),)) as consumption:
+            await asyncio.wait_for(consumption.until_caught_up(), 5)
+            reload(allowed.replace("user: worker-3", "user: worker-9"))
+            await asyncio.wait_for(broke.wait(), 5)
+            while "Authorization" not in node.link._last_error:
+                await asyncio.wait_for(everyone.ping(), 5)
+            assert not node.connected
+            assert not consumption.caught_up
+            reload(allowed)
+            await everyone.publish(report(1))
+            await heard.count(1)
+
+
+async def test_a_connection_closed_for_good_ends_its_consumption_with_the_reason(bus: NatsBus) -> None:
+    async with bus.consume("bridge", (Heard().health(),)) as consumption:
+        await asyncio.wait_for(consumption.until_caught_up(), 5)
+        await bus.link._nc._process_err("'User Authentication Expired'")
+        with pytest.raises(Refused, match="closed the connection"):
+            await asyncio.wait_for(consumption.wait(), 5)
+    with pytest.raises(Refused):
+        await bus.publish(report(1))
+
+
+async def test_a_nonsensical_address_is_refused() -> None:
+    with pytest.raises(Refused):
+        async with connect("nats://host:port", service="tester", instance="0", within_s=1):
+            pass
