@@ -26,7 +26,8 @@ SCALE, FLOOR, RESTORE = "scale", "min-replicas-lease", "restore"
 RAISE_N, RESTORE_N = 1, 2
 """Numbers of a request's two orders."""
 
-_TIMEOUT_S = 3.0
+_TIMEOUT_S = 2.0
+"""Of one try: a few reads and a write; a lease must last longer than this."""
 _REMEMBERED = 64
 _SNAPSHOT_AFTER = 8
 

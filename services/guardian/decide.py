@@ -23,8 +23,8 @@ from shared.events.world import Sampled
 
 GuardianCase = SlaCase | BudgetCase
 
-_EFFECT_TIMEOUT_S = 3.0
-"""Two reads and the eviction, each far below a second; shorter than the lease."""
+_EFFECT_TIMEOUT_S = 2.0
+"""A read, the eviction and two Events, each far below a second; a lease must last longer than this."""
 _SNAPSHOT_AFTER = 8
 
 
