@@ -14,8 +14,8 @@ from services.autoscaler.decide import AutoscalerDecider, Floor, Observed, Scale
 from services.autoscaler.policy import AutoscalerPolicy
 from shared.events import AnyEvent, Cause, Entity, Payload, event
 from shared.events import workload as facts
-from shared.events.parts import WorkloadRef
-from shared.events.remediation import HoldRequested, ReleaseRequested
+from shared.events.parts import PodRef, WorkloadRef
+from shared.events.remediation import HoldRequested, ReleaseRequested, ReplacementRequested
 from shared.events.world import Heartbeat
 
 AT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -232,3 +232,66 @@ def test_a_level_is_never_above_the_maximum_and_always_comes_back(
     for sequence, fact in enumerate(play.log, 1):
         again = play.decider.evolve(again, fact, sequence)
     assert again == play.case
+
+
+def refused(
+    play: Play, seen: Observed, *, wanted: int = 4, until_s: float = 60, policy: AutoscalerPolicy = POLICY
+) -> str:
+    data = facts.ScaleRequested(
+        breach_id="b",
+        request_id="r",
+        workload=EDGE,
+        reason="r",
+        min_replicas=wanted,
+        until=AT + timedelta(seconds=until_s),
+    )
+    fact = play.decider.decide(play.case, says(data), seen, AT, policy)
+    assert isinstance(fact, facts.ScaleRefused)
+    return fact.reason
+
+
+def test_what_cannot_be_served_is_refused_with_the_reason() -> None:
+    play = Play()
+    seen = play.seen()
+    two = (Floor("one", 1, 5), Floor("two", 1, 5))
+    assert "too late" in refused(play, seen, until_s=0)
+    assert "gone or cannot be scaled" in refused(play, replace(seen, replicas=None))
+    assert "more than one HPA" in refused(play, replace(seen, floors=two))
+    full = replace(seen, floors=(Floor("one", 3, 3),))
+    assert "3 replicas are the most allowed, 4 were wanted" in refused(play, full)
+    assert "dry-run" in refused(play, seen, policy=AutoscalerPolicy(dry_run=True))
+
+
+def test_enough_is_applied_at_once_and_lifts_nothing() -> None:
+    play = Play(replicas=6)
+    assert isinstance(play.asks("r", 4), facts.ScaleApplied)
+    assert play.decider.closed(play.case)
+
+
+def test_a_replacement_is_one_more_than_what_stands_or_is_on_its_way() -> None:
+    play = Play()
+    for n, to in ((1, 3), (2, 4)):
+        data = ReplacementRequested(
+            epoch=1,
+            request_id=f"r{n}",
+            pod=PodRef(namespace="live", name="p", uid=f"u{n}"),
+            workload=EDGE,
+            until=AT + timedelta(seconds=60),
+        )
+        ordered = play.hears(says(data, Entity("remediation", "n1", "d1")))
+        assert isinstance(ordered, facts.ScaleOrdered)
+        assert ordered.to == to
+
+
+def test_a_hold_ends_by_itself_when_its_time_is_over() -> None:
+    play = Play()
+    until = AT + timedelta(seconds=5)
+    play.hears(says(HoldRequested(request_id="h", owner="ann", reason="x", until=until)))
+    assert play.case.held is not None
+    play.passes(5)
+    assert play.case.held is None
+
+
+def test_a_note_can_be_read_back() -> None:
+    made = lease.lease(1, 3, AT, "r")
+    assert lease.read(made.text()) == made

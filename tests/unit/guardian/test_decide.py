@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.guardian.annotation import Target
 from services.guardian.budget import BUDGET, BudgetCase, FleetLook
-from services.guardian.case import SlaCase
+from services.guardian.case import SlaCase, _step
 from services.guardian.decide import GuardianCase, GuardianDecider, Look
 from services.guardian.policy import GuardianPolicy
 from services.guardian.readings import Sample, Series
@@ -593,3 +593,26 @@ def test_whatever_happens_only_neighbours_are_evicted_once_and_the_log_can_be_re
     for sequence, fact in enumerate(play.log, 1):
         again = play.decider.evolve(again, fact, sequence)
     assert again == play.case
+
+
+def test_a_proposal_is_waited_for_only_so_long() -> None:
+    play = Play()
+    play.hears(play.sampled())
+    assert play.decider.due(play.case, POLICY) == play.now + timedelta(seconds=POLICY.grant_wait_s)
+
+
+def test_the_budget_keeps_the_charge_of_what_was_evicted() -> None:
+    play = Play()
+    play.to_order()
+    play.outcome("evicted")
+    evicted = next(e for e in play.log if isinstance(e.data, facts.SlaPodEvicted))
+    assert play.budget_hears(evicted) is None
+    assert play.charges == 1
+
+
+def test_a_step_of_a_later_version_leaves_the_breach_as_it_is() -> None:
+    play = Play()
+    play.hears(play.sampled())
+    breach = play.sla.breach
+    assert breach is not None
+    assert _step(breach, facts.BreachPayload(breach_id=breach.id), play.log[-1]) is breach
