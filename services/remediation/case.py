@@ -443,6 +443,7 @@ def _retired(case: DeviceCase, data: say.Retired, fact: AnyEvent) -> DeviceCase:
         pods=_in_flight(case),
         hold="",
         until=None,
+        commands=_add(case.commands, data.command_id) if data.command_id else case.commands,
         taint_order=None if case.tainted else fact,
     )
 

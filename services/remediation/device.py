@@ -511,9 +511,11 @@ def next_step(case: DeviceCase, policy: Policy) -> str | None:
     return next((step for step in policy.recovery.ladder if step not in case.tried), None)
 
 
-def _retire(case: DeviceCase, said: say.RetireRequested, cause: AnyEvent, given: Given) -> Payload | None:
-    if case.state is State.RETIRED or (cause.id in case.applied and not case.open):
+def _retire(case: DeviceCase, said: say.RetireRequested, _: AnyEvent, given: Given) -> Payload | None:
+    if said.request_id in case.commands:
         return None
+    if case.state is State.RETIRED:
+        return _refuse(case, said, "it is retired already")
     if not case.open:
         return _open(
             case,
@@ -523,7 +525,7 @@ def _retire(case: DeviceCase, said: say.RetireRequested, cause: AnyEvent, given:
             state=State.HELD,
             reason=said.reason,
         )
-    return say.Retired(epoch=case.epoch, reason=f"{said.owner}: {said.reason}")
+    return say.Retired(epoch=case.epoch, reason=f"{said.owner}: {said.reason}", command_id=said.request_id)
 
 
 def _refuse(case: DeviceCase, said: say.CommandPayload, reason: str) -> say.CommandRefused:

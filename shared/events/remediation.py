@@ -338,6 +338,7 @@ class Retired(CasePayload):
 
     reason: str
     replacement: str = ""
+    command_id: str = Field(default="", description="the person's request, where one asked for it")
 
 
 @fact(
