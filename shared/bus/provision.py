@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.bus.nats.lease import BUCKET as LEASES
-from shared.bus.nats.link import ApiError, Link
+from shared.bus.nats.link import NO_STREAM, ApiError, Link
 from shared.bus.nats.starts import BUCKET as ATTEMPTS
-from shared.bus.nats.streams import AUDIT, DEAD_LETTERS, DEDUP_WINDOW_S, NO_STREAM, configuration
+from shared.bus.nats.streams import AUDIT, DEAD_LETTERS, DEDUP_WINDOW_S, configuration
 from shared.events import DOMAINS, Keeps
 
 VIEWS = ("devices", "claims", "allocations", "cases", "workloads")

@@ -26,7 +26,7 @@ from shared.events.address import PREFIX
 
 ValueT = TypeVar("ValueT", bound=BaseModel)
 
-_BARRIER_WITHIN_S = 1.0
+_BARRIER_WITHIN_S = 0.5
 
 _log = structlog.get_logger(__name__)
 

@@ -11,6 +11,7 @@ A consumer without a lease is ephemeral, in memory, and gone half a minute after
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -21,11 +22,11 @@ import structlog
 from shared.bus.intake import EPOCH, Intake
 from shared.bus.nats.frames import Frame
 from shared.bus.nats.lease import NatsLease
-from shared.bus.nats.link import ApiError, Link
+from shared.bus.nats.link import NO_STREAM, ApiError, Link
 from shared.bus.nats.pull import Made
 from shared.bus.nats.reading import state
 from shared.bus.nats.starts import NatsStarts
-from shared.bus.nats.streams import NO_STREAM, make_again
+from shared.bus.nats.streams import make_again
 from shared.bus.port import Disconnected, LeaseLost, Subscription
 from shared.errors import Permanent
 from shared.events import escape
@@ -33,6 +34,7 @@ from shared.events.address import PREFIX
 
 _NANOSECONDS = 1_000_000_000
 _EPHEMERAL_GONE_AFTER_S = 30
+_DROP_WITHIN_S = 0.5
 _MAX_BATCH = 500
 _PAGE = 1024
 """Consumer names that the server lists at once."""
@@ -285,8 +287,9 @@ class Ordered:
 async def _drop(link: Link, stream: str, name: str) -> None:
     """Delete an ephemeral consumer; where that fails or is not allowed, the server does it after a while."""
     try:
-        await link.api(f"CONSUMER.DELETE.{stream}.{name}")
-    except (ApiError, Disconnected, Permanent):
+        async with asyncio.timeout(_DROP_WITHIN_S):
+            await link.api(f"CONSUMER.DELETE.{stream}.{name}")
+    except (ApiError, Disconnected, Permanent, TimeoutError):
         return
 
 

@@ -32,7 +32,7 @@ _RENEWALS = 3
 _POLLS = 10
 """Looks of a standby in one TTL."""
 _AGAIN_S = 0.2
-_RELEASE_WITHIN_S = 1.0
+_RELEASE_WITHIN_S = 0.5
 
 _log = structlog.get_logger(__name__)
 

@@ -34,6 +34,8 @@ from shared.errors import FleetError, Permanent, Refused
 
 OLDEST_SERVER = (2, 12)
 """Expected sequence over a wildcard (`Nats-Expected-Last-Subject-Sequence-Subject`) came with it."""
+NO_STREAM = 10059
+"""The stream does not exist."""
 STREAM_FULL = (10077, 10047, 10023)
 """The stream could not store it (maximum bytes or messages exceeded), or the server has no room left."""
 ANSWER_WITHIN_S = 2.0
@@ -396,7 +398,8 @@ def checked(subject: str, body: bytes) -> dict[str, Any]:
         code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
         if code == 503 and err_code not in STREAM_FULL:  # noqa: PLR2004 - as in HTTP: not now
             raise Unavailable(f"{subject}: {error.get('description')}")
-        raise ApiError(subject, code, err_code, str(error.get("description", "")))
+        hint = ": run `mediafleet provision`" if err_code == NO_STREAM else ""
+        raise ApiError(subject, code, err_code, str(error.get("description", "")) + hint)
     return answer
 
 

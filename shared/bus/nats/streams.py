@@ -16,7 +16,6 @@ DEAD_LETTERS = DOMAINS["deadletter"].stream
 DEDUP_WINDOW_S = 120
 """How long a stream knows an id: longer than any publish is repeated."""
 ADVISORIES = "$JS.EVENT.ADVISORY.CONSUMER"
-NO_STREAM = 10059
 _GAVE_UP = ("MAX_DELIVERIES", "MSG_TERMINATED")
 """The advisories that say that a consumer is done with a message it never took."""
 _MAX_MSG_BYTES = 1 << 20

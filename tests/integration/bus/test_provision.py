@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from shared.bus.nats import NatsBus
+from shared.bus.nats import NatsBus, connect
 from shared.bus.nats.link import ApiError
 from shared.bus.provision import VIEWS, provision
 from shared.bus.server import EmbeddedServer
-from shared.errors import Temporary
+from shared.errors import FleetError, Temporary
 from shared.events import DOMAINS
-from tests.contract.bus.world import report, struck
+from tests.contract.bus.world import Heard, report, struck
 
 AUDIT = "FLEET_AUDIT"
 
@@ -71,6 +73,25 @@ async def test_the_audit_holds_everything_but_measurements_and_forgets_nothing(b
         await bus.link.api(f"STREAM.PURGE.{AUDIT}", {})
     with pytest.raises(ApiError):
         await bus.link.api(f"STREAM.MSG.DELETE.{AUDIT}", {"seq": 1})
+
+
+async def test_the_audit_keeps_every_telling_of_a_fact(bus: NatsBus) -> None:
+    """A restated fact keeps its id; the audit has no window in which it would count as a repetition."""
+    for subject in ("fleet.v1.node.a.b.heartbeat", "fleet.v1.health.a.b.reported"):
+        await bus.link.request(subject, b"said", headers={"Nats-Msg-Id": "the same"})
+    count = 0
+    while count < 2:
+        count = (await bus.link.api(f"STREAM.INFO.{AUDIT}"))["state"]["messages"]
+
+
+async def test_a_service_before_provisioning_is_told_what_to_run(tmp_path: Path) -> None:
+    async with (
+        EmbeddedServer(tmp_path) as bare,
+        connect(bare.url, service="t", instance="0") as unmade,
+        unmade.consume("t", (Heard().health(),)) as consumption,
+    ):
+        with pytest.raises(FleetError, match="run `mediafleet provision`"):
+            await consumption.until_caught_up()
 
 
 async def test_a_full_log_refuses_for_now_and_throws_nothing_away(bus: NatsBus) -> None:
