@@ -56,9 +56,16 @@ class Health:
             for key, standing in self._standings.items()
         }
 
-    def recall(self, key: str, baseline: Mapping[str, Readings], driver: bool | None) -> None:  # noqa: FBT001 - a fact, no switch
-        """Take up a device where the process before this one left it."""
-        self._standings[key] = Standing(baseline=dict(baseline), driver=driver)
+    def recall(
+        self,
+        key: str,
+        baseline: Mapping[str, Readings],
+        driver: bool | None,  # noqa: FBT001 - a fact, no switch
+        *,
+        window_id: int = -1,
+    ) -> None:
+        """Take up a device where the process before this one left it; no window is said again."""
+        self._standings[key] = Standing(baseline=dict(baseline), driver=driver, window_id=window_id)
 
     def forget(self, key: str) -> None:
         """The device is gone or another one: nothing of it holds any more, but its windows are used up."""

@@ -19,13 +19,18 @@ log = structlog.get_logger()
 
 
 class Known(BaseModel):
-    """One device as it was last seen."""
+    """One device as it was last seen.
+
+    Attributes:
+        window_id: the last window reported of it in this boot; -1 before the first.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     device: RawDevice
     baseline: dict[str, Readings] = Field(default_factory=dict)
     driver: bool | None = None
+    window_id: int = -1
 
 
 class Memory(BaseModel):

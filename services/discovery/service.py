@@ -34,7 +34,7 @@ from shared.clock import Clock
 from shared.devices.keys import check_node
 from shared.devices.model import RawDevice, UnifiedDevice
 from shared.errors import BadInput
-from shared.events import Cause, Payload, event
+from shared.events import Cause, Payload, Unknown, event
 from shared.events.remediation import DiagnosisRequested, RepairRequested
 from shared.events.world import (
     Changed,
@@ -46,7 +46,7 @@ from shared.events.world import (
     Removed,
 )
 from shared.host import Host
-from shared.journal import Journal
+from shared.journal import Journal, read
 from shared.vendors import kernel_lines
 from shared.vendors.adapter import translate
 from shared.vendors.kernel_lines import KernelEvidence
@@ -79,7 +79,8 @@ class Discovery:
         """
         self._node = check_node(node, "MEDIAFLEET_NODE_NAME")
         self._settings, self._root, self._source, self._clock = settings, root, source, clock
-        self.journal = Journal(state_dir / "journal", max_bytes=settings.journal_bytes)
+        self._journal_folder = state_dir / "journal"
+        self.journal = Journal(self._journal_folder, max_bytes=settings.journal_bytes)
         self._kept = state_dir / "discovery.json"
         self.health = Health(node, clock, settings.limits, self._say_health)
         self._inventory = Inventory(root)
@@ -139,20 +140,38 @@ class Discovery:
         self.health.begin(self._boot_id)
         self._answered = dict(kept.answered)
         same_boot = kept.boot_id == self._boot_id
+        said = self._windows_said()
         self._sequence = kept.sequence if same_boot else -1
         for key, known in kept.devices.items():
             self._inventory.devices[key] = known.device
             if known.device.partition is None:
                 self.health.recall(
-                    key, known.baseline if same_boot else {}, known.driver if same_boot else None
+                    key,
+                    known.baseline if same_boot else {},
+                    known.driver if same_boot else None,
+                    window_id=max(known.window_id, said.get(key, -1)) if same_boot else -1,
                 )
+
+    def _windows_said(self) -> dict[str, int]:
+        """The last window of each device in the journal: it is written before the memory is."""
+        windows: dict[str, int] = {}
+        for entry in read(self._journal_folder):
+            said = entry.event
+            if isinstance(said, Unknown) or not isinstance(said.data, HealthReported):
+                continue
+            if said.data.boot_id == self._boot_id:
+                windows[said.of.entity] = max(windows.get(said.of.entity, -1), said.data.window_id)
+        return windows
 
     def _keep(self) -> None:
         devices = {}
         for key, device in self._inventory.devices.items():
             standing = self.health.standing(key)
             devices[key] = memory.Known(
-                device=device, baseline=dict(standing.baseline), driver=standing.driver
+                device=device,
+                baseline=dict(standing.baseline),
+                driver=standing.driver,
+                window_id=standing.window_id,
             )
         kept = memory.Memory(
             boot_id=self._boot_id, sequence=self._sequence, devices=devices, answered=self._answered

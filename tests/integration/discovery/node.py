@@ -101,6 +101,16 @@ class Node:
                         return fact
                 await asyncio.sleep(0.01)
 
+    async def holds_soon(
+        self, kind: type[P], entity: str, holds: Callable[[P], bool], *, times: int, within_s: float = 15
+    ) -> None:
+        """Wait until so many facts of a kind hold."""
+        async with asyncio.timeout(within_s):
+            while True:
+                if sum(holds(fact) for fact in await self.said(kind, entity)) >= times:
+                    return
+                await asyncio.sleep(0.01)
+
     @staticmethod
     async def holds(condition: Callable[[], bool], within_s: float = 15) -> None:
         """Wait until something holds."""

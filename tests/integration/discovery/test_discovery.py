@@ -220,6 +220,23 @@ async def test_a_restart_repeats_nothing_and_misses_nothing_that_happened_meanwh
     assert len(await node.said(Discovered)) == 4  # they were known
 
 
+async def test_a_window_that_was_said_just_before_a_crash_is_not_said_again_with_another_verdict(
+    node: Node,
+) -> None:
+    await node.start()
+    memory = node.state / "discovery.json"
+    before = memory.read_bytes()
+    for number, code in enumerate((48, 79), start=1):  # the second, worse, takes the next second's number
+        node.tree.fault_line(T4, code)
+        await node.holds_soon(HealthReported, T4, lambda fact: bool(fact.evidence), times=number)
+    await node.stop()
+    memory.write_bytes(before)  # a crash: the journal had it, the memory not yet
+    await node.start()
+    await node.until(HealthReported, T4, lambda fact: fact.verdict == "healthy" and fact.streak >= 2)
+    windows = [fact.window_id for fact in await node.said(HealthReported, T4)]
+    assert windows == sorted(set(windows))
+
+
 async def test_a_reboot_begins_counters_and_kernel_log_anew(node: Node) -> None:
     await node.start()
     first = node.tree.boot_id
