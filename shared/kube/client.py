@@ -70,15 +70,17 @@ async def connect(
     Args:
         url: plain HTTP address of an API server; None or empty takes the cluster's or the kubeconfig's.
         timeout_s: deadline of every call.
-        component: name of the service: User-Agent, and ``reportingController`` of Events.
-        instance: which copy of it reports Events; the component's name when empty.
+        component: name of the service, ``reportingController`` of Events.
+        instance: which copy of it reports Events; the component's name when empty. Both are the User-Agent,
+            so that the API server's audit tells copies apart.
         clock: for the times in Events.
         random: for the jitter of watches.
 
     Raises:
         Refused: no configuration was found.
     """
-    transport = await Transport.open(url, timeout_s=timeout_s, user_agent=component)
+    agent = f"{component}/{instance}" if instance else component
+    transport = await Transport.open(url, timeout_s=timeout_s, user_agent=agent)
     try:
         yield KubeClient(
             transport,
