@@ -16,7 +16,8 @@ from services.guardian.annotation import LATENCY_P99_MS, Target
 from services.guardian.attribution import attribute
 from services.guardian.budget import BUDGET, BudgetCase, FleetLook
 from services.guardian.case import SlaCase
-from services.guardian.decide import GuardianCase, GuardianDecider, Look
+from services.guardian.decide import GuardianCase, GuardianDecider
+from services.guardian.ladder import Look
 from services.guardian.picture import FACTS, HEARD, Picture
 from services.guardian.policy import GuardianPolicy
 from services.guardian.readings import read

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from services.guardian.annotation import Target
 from services.guardian.budget import BUDGET, BudgetCase, FleetLook
 from services.guardian.case import SlaCase, _step
-from services.guardian.decide import GuardianCase, GuardianDecider, Look
+from services.guardian.decide import GuardianCase, GuardianDecider
+from services.guardian.ladder import Look
 from services.guardian.policy import GuardianPolicy
 from services.guardian.readings import Sample, Series
 from shared.events import AnyEvent, Cause, Entity, Payload, event
