@@ -32,7 +32,8 @@ def policy_of(service: str) -> type[BaseModel] | None:
     if not (ROOT / "services" / service / "policy.py").exists():
         return None
     module = importlib.import_module(f"services.{service}.policy")
-    found: type[BaseModel] = getattr(module, f"{service.capitalize()}Policy")
+    own = vars(module)
+    found: type[BaseModel] = own.get(f"{service.capitalize()}Policy") or own["Policy"]
     return found
 
 
