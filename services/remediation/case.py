@@ -212,7 +212,12 @@ def evolve(case: DeviceCase, fact: AnyEvent) -> DeviceCase:
     applied = after.applied
     if fact.causationid and fact.causationid not in applied[-1:]:
         applied = (*applied, fact.causationid)[-_APPLIED_KEPT:]
-    return replace(after, last_at=fact.time, applied=applied)
+    if after is case:
+        return replace(after, last_at=fact.time, applied=applied)
+    # The fold made it just now and nobody else holds it: a second copy would cost as much again.
+    object.__setattr__(after, "last_at", fact.time)
+    object.__setattr__(after, "applied", applied)
+    return after
 
 
 def snapshot(case: DeviceCase) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from services.remediation.context import Memory, NodeWord
@@ -35,6 +36,7 @@ _KINDS: Final = ("deployment-", "statefulset-", "replicaset-", "daemonset-", "jo
 """An entity that begins so is a workload, whatever else it looks like."""
 
 
+@lru_cache(maxsize=65536)
 def physical(place: str, entity: str) -> Entity | None:
     """The case of the physical device that an entity is, or is a part of; None for what is no device."""
     if entity.startswith(_KINDS):

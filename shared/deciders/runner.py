@@ -107,6 +107,8 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         self._in_flight: dict[tuple[Entity, str], asyncio.Task[None]] = {}
         self._skipped: dict[Entity, None] = {}
         self._some_skipped = asyncio.Event()
+        self._step_seconds = metrics.STEP_SECONDS.labels(decider.domain)
+        self._open_cases = metrics.OPEN_CASES.labels(decider.domain)
 
     # ------------------------------------------------------------------ what a service may ask of it
 
@@ -240,7 +242,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         elif not self._decider.closed(fold.case):
             self._skip(of)
         self._arm(of, fold)
-        metrics.STEP_SECONDS.labels(self._decider.domain).observe(self._clock.monotonic() - started_s)
+        self._step_seconds.observe(self._clock.monotonic() - started_s)
 
     async def _exhaust(self, of: Entity, fold: Fold[CaseT], cause: AnyEvent | None) -> Fold[CaseT]:
         """Append what follows (from a cause, or from the case itself) until nothing does."""
@@ -297,7 +299,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
                 await asyncio.sleep(_RESEND_S)
         fold = self._folds.advance(of, fold, said, sequence)
         metrics.FACTS.labels(self._decider.domain, fact.kind.fact).inc()
-        metrics.OPEN_CASES.labels(self._decider.domain).set(self._folds.open_count)
+        self._open_cases.set(self._folds.open_count)
         log.info(
             fact.kind.name, case=said.correlationid, of=of.about, event_id=said.id, cause=said.causationid
         )
