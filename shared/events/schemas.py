@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,9 @@ def _follow(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
     return {**root["$defs"][name], **{key: value for key, value in schema.items() if key != "$ref"}}
 
 
-def documents() -> dict[str, str]:
-    """Every generated document: path below `docs/` to text."""
+@cache
+def documents() -> Mapping[str, str]:
+    """Every generated document: path below `docs/` to text; the catalogue is whole once it is imported."""
     schemas = {kind.kind.name: schema(kind) for kind, _ in CATALOGUE.values()}
     return {
         **{file_name(name): json.dumps(made, indent=2) + "\n" for name, made in sorted(schemas.items())},
