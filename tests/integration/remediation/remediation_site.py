@@ -296,7 +296,7 @@ class Site:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.others.clear()
 
-    def resume(self) -> None:
+    def resume(self, *, replica: bool = True) -> None:
         """The agents, the listener and a fresh replica run."""
         self.facts.clear()
         parts = {
@@ -305,7 +305,8 @@ class Site:
             "listen": self._listen(),
         }
         self.others = [asyncio.create_task(part, name=name) for name, part in parts.items()]
-        self.start()
+        if replica:
+            self.start()
 
     async def _listen(self) -> None:
         types = tuple(
