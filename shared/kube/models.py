@@ -171,7 +171,7 @@ class EvictionOutcome(StrEnum):
     BLOCKED = "blocked"
     """A disruption budget refuses: take another pod, this one in the next round."""
     THROTTLED = "throttled"
-    """The API server asks the whole client to wait."""
+    """Not now: the API server asks the whole client to wait, or another write came between."""
     FAILED = "failed"
     """Refused or broken; the message says how."""
 

@@ -106,3 +106,10 @@ def test_retry_after_of_the_body_counts_where_the_header_is_missing() -> None:
 
 def test_an_accepted_answer_raises_nothing() -> None:
     raise_for(Answer(201, {}), "anything")
+
+
+def test_a_409_means_another_pod_only_when_it_speaks_of_the_uid() -> None:
+    other = "Precondition failed: UID in precondition: a, UID in object meta: b"
+    race = "the object has been modified; please apply your changes to the latest version and try again"
+    answers = [classify_eviction(Answer(409, {"message": text})).outcome for text in (other, race)]
+    assert answers == [EvictionOutcome.REPLACED, EvictionOutcome.THROTTLED]
