@@ -1,0 +1,171 @@
+"""etcd, API server, controller-manager, scheduler, on the machine itself; and a small client of the API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from typing import Any
+
+import aiohttp
+
+from tests.lab import build
+from tests.lab.certs import Authority
+from tests.lab.layout import Layout
+from tests.lab.system import POLL_S, Daemon, LabError
+
+READY_S = 60.0
+_ETCD_READY_S = 20.0
+
+
+class ApiServer:
+    """The API server as a daemon that tests stop and start, and requests to it as cluster-admin."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._authority = Authority(layout)
+        self.daemon = Daemon("kube-apiserver", layout.daemons)
+        self.url = layout.api_url
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready."""
+        await self.launch()
+        await self.ready()
+
+    async def launch(self) -> None:
+        """Start it."""
+        of, layout = self._authority.of, self._layout
+        key = self._authority.service_account_key
+        await self.daemon.start(
+            build.path("kube-apiserver"),
+            f"--etcd-servers=http://{layout.etcd}:2379",
+            f"--bind-address={layout.api_address}",
+            f"--advertise-address={layout.api_address}",
+            "--secure-port=443",
+            f"--client-ca-file={self._authority.ca.crt}",
+            f"--tls-cert-file={of('apiserver').crt}",
+            f"--tls-private-key-file={of('apiserver').key}",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--kubelet-client-certificate={of('apiserver-to-kubelet').crt}",
+            f"--kubelet-client-key={of('apiserver-to-kubelet').key}",
+            f"--kubelet-certificate-authority={self._authority.ca.crt}",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--service-cluster-ip-range={layout.services}",
+            "--allow-privileged=true",
+            "--endpoint-reconciler-type=none",
+            "--shutdown-delay-duration=0s",
+        )
+
+    async def ready(self) -> None:
+        """Wait until it says that it is ready."""
+        try:
+            async with asyncio.timeout(READY_S):
+                while True:
+                    if not self.daemon.pid:
+                        raise LabError(f"the API server ended: {self.daemon.last_words(1)}")
+                    try:
+                        if (await self.request("GET", "/readyz"))[0] == 200:
+                            return
+                    except (aiohttp.ClientError, TimeoutError):
+                        pass  # not listening yet, or it has not read its keys
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise LabError(f"the API server is not ready after {READY_S:.0f} s: {self.daemon.log}") from None
+
+    async def stop(self) -> None:
+        """Stop it; whoever watches is cut off."""
+        await self.daemon.stop(patience_s=10)
+
+    async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """One request; the status and the answer, parsed where it is JSON."""
+        admin = self._authority.of("admin")
+        trust = ssl.create_default_context(cafile=str(self._authority.ca.crt))
+        trust.load_cert_chain(admin.crt, admin.key)
+        patch = {"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {}
+        connector = aiohttp.TCPConnector(ssl=trust, force_close=True)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session,
+            session.request(method, f"{self.url}{path}", json=body, headers=patch) as answer,
+        ):
+            text = await answer.text()
+            return answer.status, json.loads(text) if answer.content_type == "application/json" else text
+
+
+class ControlPlane:
+    """Everything that is not a node."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._authority = Authority(layout)
+        self.api = ApiServer(layout)
+        self.etcd = Daemon("etcd", layout.daemons)
+        self.controllers = Daemon("kube-controller-manager", layout.daemons)
+        self.scheduler = Daemon("kube-scheduler", layout.daemons)
+
+    async def start_etcd(self) -> None:
+        """Start etcd; needs no certificate, it listens on a loopback address."""
+        address = self._layout.etcd
+        await self.etcd.start(
+            build.path("etcd"),
+            "--name=lab",
+            f"--data-dir={self._layout.root / 'etcd'}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls=http://{address}:2379",
+            f"--advertise-client-urls=http://{address}:2379",
+            f"--listen-peer-urls=http://{address}:2380",
+            f"--initial-advertise-peer-urls=http://{address}:2380",
+            f"--initial-cluster=lab=http://{address}:2380",
+            "--log-level=warn",
+        )
+        try:
+            async with asyncio.timeout(_ETCD_READY_S):
+                while self.etcd.pid:
+                    try:
+                        _, writer = await asyncio.open_connection(address, 2379)
+                    except OSError:
+                        await asyncio.sleep(POLL_S)
+                    else:
+                        writer.close()
+                        await writer.wait_closed()
+                        return
+        except TimeoutError:
+            pass
+        raise LabError(f"etcd is not ready: {self.etcd.last_words(1)}")
+
+    async def start_controllers(self) -> None:
+        """Start controller-manager and scheduler; the API server must be there."""
+        gateway = f"--bind-address={self._layout.gateway}"
+
+        def identity(name: str) -> list[str]:
+            file = self._authority.kubeconfig(name)
+            return [f"--{use}kubeconfig={file}" for use in ("", "authentication-", "authorization-")]
+
+        await self.controllers.start(
+            build.path("kube-controller-manager"),
+            *identity("controller-manager"),
+            gateway,
+            "--leader-elect=false",
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={self._authority.service_account_key}",
+            f"--root-ca-file={self._authority.ca.crt}",
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
+        )
+        await self.scheduler.start(
+            build.path("kube-scheduler"),
+            *identity("scheduler"),
+            gateway,
+            "--leader-elect=false",
+            "--kube-api-qps=500",
+            "--kube-api-burst=1000",
+        )
+
+    async def stop(self) -> None:
+        """Stop all of it, those that talk to the API first."""
+        await asyncio.gather(self.controllers.stop(), self.scheduler.stop())
+        await self.api.stop()
+        await self.etcd.stop()

@@ -1,0 +1,37 @@
+"""The lab as a fixture: one for the whole test session.
+
+A lab that is already up (`make lab`) is used and left up. Otherwise one is started where the programs are
+built; it is never compiled inside a test run unless MEDIAFLEET_LAB=1 says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab import build, prerequisites
+from tests.lab.lab import Lab, attach, down, obstacles, start
+
+
+def why_not() -> str:
+    """Why tests on a lab are skipped here; empty when they run."""
+    if os.environ.get("MEDIAFLEET_LAB") == "1":
+        return "; ".join(prerequisites.problems())
+    return "; ".join(obstacles())
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """A lab that is up."""
+    if reason := why_not():
+        pytest.skip(f"no lab here: {reason}")
+    if (running := attach()) is not None:
+        yield running
+        return
+    asyncio.run(build.build(print))
+    name = f"t{os.getpid() % 10_000}"  # test sessions at the same time have one each
+    yield asyncio.run(start(name))
+    asyncio.run(down(name))
