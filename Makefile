@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: help demo test lint bench protos docs lock clean
+.PHONY: help demo test lint bench lab lab-down protos docs lock clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -25,6 +25,12 @@ lint: $(VENV)/.dev ## ruff, mypy, import layers, generated documents up to date
 
 bench: $(VENV)/.dev ## figures with their spread, ours against the raw library
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+lab: $(VENV)/.dev ## a real Kubernetes on this machine: control plane and two nodes (root; first time compiles for 17 min)
+	@$(BIN)/python -m tests.lab up
+
+lab-down: $(VENV)/.dev ## stop it and leave nothing behind
+	@$(BIN)/python -m tests.lab down
 
 protos: $(VENV)/.dev ## generate the gRPC code beside protos/*.proto
 	@$(BIN)/python protos/generate.py
