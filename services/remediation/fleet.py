@@ -6,7 +6,7 @@ All of it is heard; none of it decides alone. What a decision takes from here is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -105,7 +105,10 @@ class Fleet:
 
     def _forget(self, place: str, key: str) -> None:
         if (place, key) in self._devices:
-            self._totals.subtract(self.scopes(place, key))
+            for scope in self.scopes(place, key):
+                self._totals[scope] -= 1
+                if not self._totals[scope]:
+                    del self._totals[scope]
             del self._devices[(place, key)]
 
     def _bind(self, event: AnyEvent, said: world.Bound) -> None:
@@ -164,9 +167,9 @@ class Fleet:
         known = self._devices.get((place, key))
         return None if known is None else known.serial
 
-    def totals(self) -> dict[str, int]:
-        """Devices by budget scope."""
-        return {scope: count for scope, count in self._totals.items() if count > 0}
+    def totals(self) -> Mapping[str, int]:
+        """Devices by budget scope; the live count, not a copy."""
+        return self._totals
 
     def node_word(self, place: str, listening_since: datetime) -> NodeWord:
         """How far the word of a node goes."""

@@ -235,6 +235,8 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         fold = await self._known(of)
         if cause is not None:
             fold = await self._exhaust(of, fold, cause)
+        if cause is not None and fold.sequence == 0:
+            return  # most of what is heard: a healthy device without a case
         if self.caught_up:
             fold = await self._exhaust(of, fold, None)
             self._start_effects(of, fold)
