@@ -17,6 +17,7 @@ import orjson
 
 from shared.bus.deadletters import same_fact
 from shared.bus.provision import wanted_streams
+from shared.errors import BadInput
 from shared.events import AnyEvent, Unknown, decode
 from shared.events import remediation as say
 from shared.events import workload as sla
@@ -49,7 +50,7 @@ class Audited:
         """As an event; None for what is none."""
         try:
             decoded = decode(self.subject, self.body)
-        except ValueError:
+        except BadInput:
             return None
         return None if isinstance(decoded, Unknown) else decoded
 
@@ -59,10 +60,8 @@ class Judge:
     """Reads on where the last judgement ended."""
 
     site: Site
-    expected_letters: int = 0
     audited: list[Audited] = field(default_factory=list)
     _position: int = 0
-    _letters: int = 0
     _log_at: int = 0
     _evictions: list[Json] = field(default_factory=list)
 
@@ -82,7 +81,7 @@ class Judge:
             *[problem for case in cases for problem in case.problems],
             *[f"{case.about}: epoch {case.epoch} is open: {case.last}" for case in cases if not case.ended],
             *[problem for case in cases for problem in _kubelets_agree(case, self.site.looks)],
-            *await self._letters_are_expected(),
+            *self._letters_are_expected(),
         ]
 
     # ------------------------------------------------------------------ nothing lost
@@ -160,14 +159,13 @@ class Judge:
 
     # ------------------------------------------------------------------ dead letters
 
-    async def _letters_are_expected(self) -> list[str]:
-        letters = [e for e in self.site.heard if isinstance(e.data, Rejected)]
-        fresh, self._letters = letters[self._letters :], len(letters)
-        expected, self.expected_letters = self.expected_letters, 0
-        if len(fresh) == expected:
-            return []
-        told = [f"{e.data.consumer} {e.data.subject}: {e.data.reason}" for e in fresh]  # type: ignore[union-attr] # a letter
-        return [f"{len(fresh)} dead letters, {expected} expected: {told}"]
+    def _letters_are_expected(self) -> list[str]:
+        letters = [e.data for e in self.site.heard if isinstance(e.data, Rejected)]
+        return [
+            f"dead letter of {letter.consumer} about {letter.subject}: {letter.reason}"
+            for letter in letters
+            if (letter.stream, letter.sequence) not in self.site.injected
+        ]
 
 
 # ---------------------------------------------------------------------- cases

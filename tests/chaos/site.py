@@ -113,7 +113,12 @@ class Look:
 
 @dataclass
 class Site:
-    """Everything, and what was seen of it."""
+    """Everything, and what was seen of it.
+
+    Attributes:
+        ever_held: `node/device` to the UIDs of all pods that were seen to hold it.
+        injected: stream and sequence of what was published as no event: its dead letters are wanted.
+    """
 
     stage: Stage
     cluster: SimulatedCluster
@@ -123,7 +128,7 @@ class Site:
     heard: list[AnyEvent] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     ever_held: dict[str, set[str]] = field(default_factory=dict)
-    injected: set[str] = field(default_factory=set)
+    injected: set[tuple[str, int]] = field(default_factory=set)
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
     _pods: int = 0
 
@@ -166,6 +171,22 @@ class Site:
         """Whether such a process runs."""
         return any(each.name == name for each in self.stage.running)
 
+    def copies(self, service: str) -> list[str]:
+        """The running copies of a cluster service."""
+        return [each.name for each in self.stage.running if each.name.startswith(f"{service}-")]
+
+    async def metric(self, name: str) -> int:
+        """The sum of a metric over all services."""
+        total = 0.0
+        async with aiohttp.ClientSession() as session:
+            for each in self.stage.running:
+                port = next((x["health_port"] for x in reversed(self.logged(each.name)) if "health_port" in x), 0)
+                if port:
+                    async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                        lines = (await answer.text()).splitlines()
+                    total += sum(float(x.rpartition(" ")[2]) for x in lines if x.startswith(f"{name}{{"))
+        return int(total)
+
     def _last_active(self, name: str) -> str:
         """When a copy last became active, by its log; empty when it is not."""
         at = ""
@@ -180,8 +201,7 @@ class Site:
         """The copy of a service that holds its lease."""
 
         def found() -> list[str]:
-            names = [each.name for each in self.stage.running if each.name.startswith(f"{service}-")]
-            return [name for name in names if self._last_active(name)]
+            return [name for name in self.copies(service) if self._last_active(name)]
 
         await self.until(f"a copy of {service} is active", lambda: bool(found()))
         return max(found(), key=self._last_active)
