@@ -9,7 +9,7 @@ healthy ─> suspect ─> quarantined ─> draining ─> drained ─> diagnosing
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, cast
@@ -115,9 +115,13 @@ class Proposal:
     deadline: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceCase:
-    """One device's case as its log tells it. `epoch` 0: the log is empty."""
+    """One device's case as its log tells it. `epoch` 0: the log is empty.
+
+    It has no slots: a changed copy by way of the instance's dictionary takes 2 us, one of so many fields by
+    way of the constructor 24 us, and every fact makes at least one.
+    """
 
     of: Entity
     epoch: int = 0
@@ -166,6 +170,14 @@ class DeviceCase:
     commands: tuple[str, ...] = ()
     applied: tuple[str, ...] = field(default=())
 
+    def having(self, **changes: Any) -> DeviceCase:
+        """The case with these fields changed."""
+        if not changes.keys() <= _FIELDS:
+            raise TypeError(f"a case has no {', '.join(changes.keys() - _FIELDS)}")
+        made = object.__new__(DeviceCase)
+        made.__dict__.update(self.__dict__, **changes)
+        return made
+
     @property
     def open(self) -> bool:
         """A case is in progress."""
@@ -187,9 +199,8 @@ class DeviceCase:
 
     def with_pod(self, uid: str, **changes: Any) -> DeviceCase:
         """With one pod of the drain changed."""
-        return replace(
-            self,
-            pods=tuple(replace(one, **changes) if one.planned.pod.uid == uid else one for one in self.pods),
+        return self.having(
+            pods=tuple(replace(one, **changes) if one.planned.pod.uid == uid else one for one in self.pods)
         )
 
     def evicted(self) -> tuple[PodRef, ...]:
@@ -205,6 +216,9 @@ class DeviceCase:
         return tuple(one.planned.pod for one in self.pods if one.order is not None)
 
 
+_FIELDS: Final = frozenset(one.name for one in fields(DeviceCase))
+
+
 def evolve(case: DeviceCase, fact: AnyEvent) -> DeviceCase:
     """The case after one more fact of its log."""
     fold = _FOLDS.get(type(fact.data))
@@ -212,12 +226,7 @@ def evolve(case: DeviceCase, fact: AnyEvent) -> DeviceCase:
     applied = after.applied
     if fact.causationid and fact.causationid not in applied[-1:]:
         applied = (*applied, fact.causationid)[-_APPLIED_KEPT:]
-    if after is case:
-        return replace(after, last_at=fact.time, applied=applied)
-    # The fold made it just now and nobody else holds it: a second copy would cost as much again.
-    object.__setattr__(after, "last_at", fact.time)
-    object.__setattr__(after, "applied", applied)
-    return after
+    return after.having(last_at=fact.time, applied=applied)
 
 
 def snapshot(case: DeviceCase) -> dict[str, Any]:
@@ -236,7 +245,7 @@ def snapshot(case: DeviceCase) -> dict[str, Any]:
 
 
 def _to(case: DeviceCase, state: State, at: datetime, deadline: datetime | None = None) -> DeviceCase:
-    return replace(case, state=state, since=at, deadline=deadline, passed="")
+    return case.having(state=state, since=at, deadline=deadline, passed="")
 
 
 def _opened(case: DeviceCase, data: say.Opened, fact: AnyEvent) -> DeviceCase:
@@ -266,8 +275,7 @@ def _opened(case: DeviceCase, data: say.Opened, fact: AnyEvent) -> DeviceCase:
 
 def _struck(case: DeviceCase, data: say.Struck, fact: AnyEvent) -> DeviceCase:
     strike = Strike(data.at, data.codes, data.evidence_ids, data.scope, data.engines)
-    return replace(
-        case,
+    return case.having(
         since=fact.time,
         serial=case.serial or data.serial,
         seen=case.seen.moved_to(data.boot_id, data.window_id),
@@ -285,8 +293,7 @@ def _health_noted(case: DeviceCase, data: say.HealthNoted, fact: AnyEvent) -> De
     goes_on = (
         data.verdict == case.verdict and data.streak >= case.streak and data.boot_id == case.seen.boot_id
     )
-    return replace(
-        case,
+    return case.having(
         seen=case.seen.moved_to(data.boot_id, data.window_id),
         verdict=data.verdict,
         verdict_at=case.verdict_at if goes_on else fact.time,
@@ -296,20 +303,19 @@ def _health_noted(case: DeviceCase, data: say.HealthNoted, fact: AnyEvent) -> De
 
 
 def _cleared(case: DeviceCase, _: say.Cleared, __: AnyEvent) -> DeviceCase:
-    return replace(case, passed="cleared")
+    return case.having(passed="cleared")
 
 
 def _proposed(case: DeviceCase, data: say.StepProposed, _: AnyEvent) -> DeviceCase:
     if data.pod_uid:
         return case.with_pod(data.pod_uid, proposed=data.attempt, proposals=data.attempt)
     proposal = Proposal(data.step, data.attempt, data.deadline)
-    return replace(case, proposal=proposal, proposals=case.proposals + 1, passed="")
+    return case.having(proposal=proposal, proposals=case.proposals + 1, passed="")
 
 
 def _quarantined(case: DeviceCase, data: say.Quarantined, fact: AnyEvent) -> DeviceCase:
     again = case.quarantined
-    return replace(
-        _to(case, State.QUARANTINED, fact.time, data.deadline),
+    return _to(case, State.QUARANTINED, fact.time, data.deadline).having(
         quarantined=True,
         scope=data.scope,
         engines=data.engines,
@@ -331,8 +337,8 @@ def _drain_planned(case: DeviceCase, data: say.DrainPlanned, fact: AnyEvent) -> 
     for missing in data.missing:
         before = known.pop(missing.uid, None) or Leaving(say.PlannedPod(pod=missing, tier=""))
         pods.append(replace(before, outcome=before.outcome or "gone"))
-    planned_case = replace(
-        case, pods=(*known.values(), *pods), plans=data.n, fenced_by=data.fenced_by or case.fenced_by
+    planned_case = case.having(
+        pods=(*known.values(), *pods), plans=data.n, fenced_by=data.fenced_by or case.fenced_by
     )
     if data.fenced_by and case.state in {State.QUARANTINED, State.STUCK}:
         return _to(planned_case, State.DRAINING, fact.time)
@@ -352,7 +358,7 @@ def _replacement_requested(case: DeviceCase, data: say.ReplacementRequested, _: 
 
 
 def _drained(case: DeviceCase, _: say.Drained, fact: AnyEvent) -> DeviceCase:
-    return replace(_to(case, State.DRAINED, fact.time), pods=())
+    return _to(case, State.DRAINED, fact.time).having(pods=())
 
 
 def _drain_stuck(case: DeviceCase, _: say.DrainStuck, fact: AnyEvent) -> DeviceCase:
@@ -360,8 +366,8 @@ def _drain_stuck(case: DeviceCase, _: say.DrainStuck, fact: AnyEvent) -> DeviceC
 
 
 def _diagnosis_requested(case: DeviceCase, data: say.DiagnosisRequested, fact: AnyEvent) -> DeviceCase:
-    asked = replace(
-        case, diagnosis=data.attempt, diagnosis_of_round=case.diagnosis_of_round + 1, diagnosed="", passed=""
+    asked = case.having(
+        diagnosis=data.attempt, diagnosis_of_round=case.diagnosis_of_round + 1, diagnosed="", passed=""
     )
     if case.state is State.VALIDATING:
         return asked
@@ -369,18 +375,17 @@ def _diagnosis_requested(case: DeviceCase, data: say.DiagnosisRequested, fact: A
 
 
 def _diagnosis_recorded(case: DeviceCase, data: say.DiagnosisRecorded, fact: AnyEvent) -> DeviceCase:
-    after = replace(case, diagnosed=data.outcome)
+    after = case.having(diagnosed=data.outcome)
     as_of = data.as_of
     if as_of is not None and case.seen.newer(as_of.boot_id, as_of.window_id):
-        after = replace(after, seen=case.seen.moved_to(as_of.boot_id, as_of.window_id))
+        after = after.having(seen=case.seen.moved_to(as_of.boot_id, as_of.window_id))
         if data.outcome == "passed" and case.verdict != HEALTHY:
-            after = replace(after, verdict=HEALTHY, verdict_at=fact.time, streak=0)
+            after = after.having(verdict=HEALTHY, verdict_at=fact.time, streak=0)
     return after
 
 
 def _repair_requested(case: DeviceCase, data: say.RepairRequested, fact: AnyEvent) -> DeviceCase:
-    return replace(
-        _to(case, State.REPAIRING, fact.time, data.deadline),
+    return _to(case, State.REPAIRING, fact.time, data.deadline).having(
         step=data.step,
         step_attempt=data.attempt,
         step_outcome="",
@@ -390,12 +395,11 @@ def _repair_requested(case: DeviceCase, data: say.RepairRequested, fact: AnyEven
 
 
 def _repair_recorded(case: DeviceCase, data: say.RepairRecorded, _: AnyEvent) -> DeviceCase:
-    return replace(case, step_outcome=data.outcome)
+    return case.having(step_outcome=data.outcome)
 
 
 def _repaired(case: DeviceCase, data: say.Repaired, fact: AnyEvent) -> DeviceCase:
-    return replace(
-        _to(case, State.VALIDATING, fact.time),
+    return _to(case, State.VALIDATING, fact.time).having(
         diagnosed="passed" if data.step == "none" else "",
         diagnosis_of_round=0,
         step="",
@@ -407,16 +411,16 @@ def _validated(case: DeviceCase, data: say.Validated, _: AnyEvent) -> DeviceCase
     seen = case.seen
     if data.as_of is not None:
         seen = seen.moved_to(data.as_of.boot_id, data.as_of.window_id)
-    return replace(case, validated=True, seen=seen)
+    return case.having(validated=True, seen=seen)
 
 
 def _probation_started(case: DeviceCase, data: say.ProbationStarted, fact: AnyEvent) -> DeviceCase:
-    return replace(_to(case, State.PROBATION, fact.time), until=data.until, validated=False)
+    return _to(case, State.PROBATION, fact.time).having(until=data.until, validated=False)
 
 
 def _readmitted(case: DeviceCase, _: say.Readmitted, fact: AnyEvent) -> DeviceCase:
-    return replace(
-        _to(case, State.READMITTED, fact.time), until=None, taint_order=fact if case.tainted else None
+    return _to(case, State.READMITTED, fact.time).having(
+        until=None, taint_order=fact if case.tainted else None
     )
 
 
@@ -440,8 +444,7 @@ def _closed(case: DeviceCase, data: say.Closed, fact: AnyEvent) -> DeviceCase:
 
 
 def _retired(case: DeviceCase, data: say.Retired, fact: AnyEvent) -> DeviceCase:
-    return replace(
-        _to(case, State.RETIRED, fact.time),
+    return _to(case, State.RETIRED, fact.time).having(
         reason=data.reason,
         quarantined=True,
         proposal=None,
@@ -457,8 +460,7 @@ def _held(case: DeviceCase, data: say.Held, fact: AnyEvent) -> DeviceCase:
     before = case.held_from if case.state is State.HELD else case.state
     if data.owner == MEMORY_OWNER and case.state is State.HELD and not case.hold:
         before = State.HELD
-    return replace(
-        _to(case, State.HELD, fact.time),
+    return _to(case, State.HELD, fact.time).having(
         held_from=before,
         hold=data.command_id,
         until=data.until,
@@ -471,8 +473,7 @@ def _held(case: DeviceCase, data: say.Held, fact: AnyEvent) -> DeviceCase:
 def _released(case: DeviceCase, data: say.HoldReleased, fact: AnyEvent) -> DeviceCase:
     # To healthy goes by way of a suspect whose case is about to be closed: the close is a fact of its own.
     state = State.SUSPECT if data.to_state == State.HEALTHY else State(data.to_state)
-    return replace(
-        _to(case, state, fact.time),
+    return _to(case, state, fact.time).having(
         hold="",
         until=None,
         proposal=None,
@@ -486,32 +487,32 @@ def _released(case: DeviceCase, data: say.HoldReleased, fact: AnyEvent) -> Devic
 
 
 def _command_refused(case: DeviceCase, data: say.CommandRefused, _: AnyEvent) -> DeviceCase:
-    return replace(case, commands=_add(case.commands, data.command_id))
+    return case.having(commands=_add(case.commands, data.command_id))
 
 
 def _deadline_passed(case: DeviceCase, data: say.DeadlinePassed, fact: AnyEvent) -> DeviceCase:
-    after = replace(case, passed=data.timer)
+    after = case.having(passed=data.timer)
     if data.timer == "grant" and data.pod_uid:
-        return replace(case.with_pod(data.pod_uid, proposed=0), passed=case.passed)
+        return case.with_pod(data.pod_uid, proposed=0).having(passed=case.passed)
     if data.timer == "grant":
-        return replace(after, proposal=None)
+        return after.having(proposal=None)
     if data.timer in {"validate", "probation"}:
-        again = replace(
-            after, rounds=case.rounds + 1, diagnosed="", diagnosis_of_round=0, until=None, validated=False
+        again = after.having(
+            rounds=case.rounds + 1, diagnosed="", diagnosis_of_round=0, until=None, validated=False
         )
-        return replace(again, state=State.VALIDATING, since=fact.time, deadline=None)
+        return again.having(state=State.VALIDATING, since=fact.time, deadline=None)
     if data.timer == "replacement":
-        return replace(case.with_pod(data.pod_uid, replaced=True), passed=case.passed)
+        return case.with_pod(data.pod_uid, replaced=True).having(passed=case.passed)
     return after
 
 
 def _step_refused(case: DeviceCase, data: say.StepRefused, _: AnyEvent) -> DeviceCase:
-    return replace(case, dry_refused=case.dry_refused or data.cause_id.startswith("dry-run"))
+    return case.having(dry_refused=case.dry_refused or data.cause_id.startswith("dry-run"))
 
 
 def _node_tainted(case: DeviceCase, data: say.NodeTainted, _: AnyEvent) -> DeviceCase:
     tainted = {"tainted": True, "removed": False}.get(data.outcome, case.tainted)
-    return replace(case, tainted=tainted, taint_order=None)
+    return case.having(tainted=tainted, taint_order=None)
 
 
 def _snapshotted(case: DeviceCase, data: say.RemediationSnapshotted, fact: AnyEvent) -> DeviceCase:

@@ -859,3 +859,11 @@ def test_nothing_that_depends_on_a_node_passes_without_its_word() -> None:
 
 def test_workload_refs_name_their_entity() -> None:
     assert WorkloadRef(namespace="n", kind="Deployment", name="edge").entity == "deployment-edge"
+
+
+def test_a_case_is_changed_in_known_fields_only() -> None:
+    case = DeviceCase(DEVICE)
+    assert case.having(epoch=3).epoch == 3
+    assert case.epoch == 0
+    with pytest.raises(TypeError, match="has no epok"):
+        case.having(epok=3)
