@@ -100,6 +100,12 @@ def missing() -> list[Binary]:
     return [each for each in BINARIES if not path(each.name).exists()]
 
 
+def obstacles() -> list[str]:
+    """A line when something is not built yet."""
+    absent = len(missing())
+    return [f"{absent} of {len(BINARIES)} programs of the lab are not built: make lab"] if absent else []
+
+
 async def build(say: Say) -> None:
     """Build what is missing."""
     todo = missing()

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.lab import build, prerequisites
-from tests.lab.lab import Lab, attach, down, obstacles, start
+
+if TYPE_CHECKING:
+    from tests.lab.lab import Lab
 
 
 def why_not() -> str:
     """Why tests on a lab are skipped here; empty when they run."""
     if os.environ.get("MEDIAFLEET_LAB") == "1":
         return "; ".join(prerequisites.problems())
-    return "; ".join(obstacles())
+    return "; ".join(build.obstacles() + prerequisites.problems())
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +31,8 @@ def lab() -> Iterator[Lab]:
     """A lab that is up."""
     if reason := why_not():
         pytest.skip(f"no lab here: {reason}")
+    from tests.lab.lab import attach, down, start  # noqa: PLC0415 - not for test runs without a lab
+
     if (running := attach()) is not None:
         yield running
         return

@@ -117,11 +117,7 @@ def attach(name: str = DEFAULT) -> Lab | None:
 
 def obstacles() -> list[str]:
     """Why a lab cannot start here and now, one line each."""
-    absent = build.missing()
-    found = prerequisites.problems()
-    if absent:
-        found.append(f"{len(absent)} of {len(build.BINARIES)} programs of the lab are not built: make lab")
-    return found
+    return build.obstacles() + prerequisites.problems()
 
 
 async def start(name: str = DEFAULT, say: Say = silent) -> Lab:

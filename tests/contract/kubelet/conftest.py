@@ -21,6 +21,8 @@ from shared.devices.model import UnifiedDevice
 from shared.events import AnyEvent, Cause, Payload, Unknown, device, event
 from shared.events.parts import Compatibility
 from tests.contract.kubelet.kubelets import Kubelet, Simulated, SmallKubelet
+from tests.contract.kubelet.real import Real
+from tests.lab.lab import Lab
 from tests.unit.bridge.devices import DOMAIN, gpu, vcn
 
 NODE = "worker-1"
@@ -39,8 +41,25 @@ def root() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture(params=[SmallKubelet, Simulated], ids=["small", "simulator"])
-async def kubelet(request: pytest.FixtureRequest, root: Path) -> AsyncIterator[Kubelet]:
+@pytest.fixture
+def lab_if_real(request: pytest.FixtureRequest) -> Lab | None:
+    """The lab where the test's kubelet is the real one; skips where there is none."""
+    lab: Lab | None = None
+    if request.node.callspec.params["kubelet"] is Real:
+        lab = request.getfixturevalue("lab")
+    return lab
+
+
+@pytest.fixture(params=[SmallKubelet, Simulated, Real], ids=["small", "simulator", "real"])
+async def kubelet(
+    request: pytest.FixtureRequest, root: Path, lab_if_real: Lab | None
+) -> AsyncIterator[Kubelet]:
+    if lab_if_real is not None:
+        real = Real(root, lab_if_real)
+        await real.start()
+        yield real
+        await real.clear()
+        return
     made: Kubelet = request.param(root)
     await made.start()
     yield made

@@ -53,6 +53,10 @@ class Kubelet(Protocol):
         """The pod is gone; its ids are free, the checkpoint keeps them until the next admission."""
         ...
 
+    def uid(self, name: str) -> str:
+        """The uid of an admitted pod."""
+        ...
+
     def answer(self, name: str, container: str, resource: str) -> api.ContainerAllocateResponse:
         """What the plugin answered for a container."""
         ...
@@ -231,6 +235,9 @@ class SmallKubelet(api_grpc.RegistrationServicer, pods_grpc.PodResourcesListerSe
         for each in self._entries:
             each.ended = each.ended or each.name == name
 
+    def uid(self, name: str) -> str:
+        return next(each.uid for each in reversed(self._entries) if each.name == name)
+
     def answer(self, name: str, container: str, resource: str) -> api.ContainerAllocateResponse:
         (found,) = (
             each.response
@@ -344,6 +351,9 @@ class Simulated:
 
     async def end(self, name: str) -> None:
         await self._kubelet.end(self._uids[name])
+
+    def uid(self, name: str) -> str:
+        return self._uids[name]
 
     def answer(self, name: str, container: str, resource: str) -> api.ContainerAllocateResponse:
         entry = self._kubelet.sets.entries[self._uids[name], container, resource]

@@ -142,7 +142,7 @@ class TestAllocation:
         (bound,) = await node.said(world.Bound)
         assert isinstance(granted.data, world.Granted)
         assert isinstance(bound.data, world.Bound)
-        assert bound.data.pod.uid == "uid-a-1"
+        assert bound.data.pod.uid == kubelet.uid("a")
         assert (bound.data.pod.namespace, bound.data.pod.name, bound.data.container) == ("live", "a", "main")
         assert bound.data.allocation_id == granted.data.allocation_id
         assert bound.of.entity in (A, B, C)
@@ -249,7 +249,7 @@ class TestFencing:
         (fenced,) = await node.said(world.Fenced)
         assert isinstance(fenced.data, world.Fenced)
         assert (fenced.of.entity, fenced.epoch, fenced.causationid) == (A, 7, cause.id)
-        assert [(pod.name, pod.uid) for pod in fenced.data.holders] == [("a", "uid-a-1")]
+        assert [(pod.name, pod.uid) for pod in fenced.data.holders] == [("a", kubelet.uid("a"))]
         assert fenced.data.as_of.boot_id == "boot-1"
         await kubelet.until(lambda: A not in healthy(kubelet, GPU))
 

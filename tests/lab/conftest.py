@@ -1,5 +1,0 @@
-"""Tests of the lab itself."""
-
-from tests.lab.fixtures import lab
-
-__all__ = ["lab"]
