@@ -1,13 +1,14 @@
-"""The Kubernetes API that the suite runs on: the simulator's, or a real one.
+"""The Kubernetes APIs that the suite runs on: the simulator's, and a real one where a lab is.
 
-`MEDIAFLEET_TEST_KUBECONFIG` names the kubeconfig of a real cluster (an API server with the MediaResource
-definition is enough: the suite plays kubelet and controllers by writing status itself).
+`MEDIAFLEET_TEST_KUBECONFIG` names the kubeconfig of another real API server instead of the lab's. The suite
+plays kubelet and controllers by writing status itself, so no controller-manager may run there: the lab's is
+stopped meanwhile.
 """
 
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +17,79 @@ from kubernetes_asyncio import config
 
 from services.simulator.api.server import ApiServer
 from shared.kube.client import KubeClient, connect
+from tests.lab.lab import Lab
 
 client: Any = kubernetes  # the library takes dicts as bodies, its stubs do not
 
 KUBECONFIG = os.environ.get("MEDIAFLEET_TEST_KUBECONFIG", "")
+DEFINITION: dict[str, Any] = {
+    "metadata": {"name": "mediaresources.media.example.com"},
+    "spec": {
+        "group": "media.example.com",
+        "scope": "Cluster",
+        "names": {"plural": "mediaresources", "singular": "mediaresource", "kind": "MediaResource"},
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kubeconfig of a real API server whose objects nobody else writes; skips where there is none."""
+    if KUBECONFIG:
+        asyncio.run(define(KUBECONFIG))
+        yield KUBECONFIG
+        return
+    lab: Lab = request.getfixturevalue("lab")
+    asyncio.run(lab.control_plane.controllers.stop())
+    try:
+        asyncio.run(define(str(lab.kubeconfig)))
+        yield str(lab.kubeconfig)
+    finally:
+        asyncio.run(lab.control_plane.start_controllers())
+
+
+async def define(kubeconfig: str) -> None:
+    """Make MediaResources known there, unless they are."""
+    configuration = client.Configuration()
+    await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+    async with client.ApiClient(configuration) as opened:
+        extensions = client.ApiextensionsV1Api(opened)
+        try:
+            await extensions.create_custom_resource_definition(DEFINITION)
+        except client.ApiException as error:
+            if error.status != 409:
+                raise
+        async with asyncio.timeout(30):
+            while True:
+                found = await extensions.read_custom_resource_definition(DEFINITION["metadata"]["name"])
+                conditions = {each.type: each.status for each in found.status.conditions or ()}
+                if conditions.get("Established") == "True":
+                    return
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture(params=["simulator", "real"])
+def real(request: pytest.FixtureRequest) -> str:
+    """The kubeconfig of the real API server; empty for the simulator's."""
+    return request.getfixturevalue("kubeconfig") if request.param == "real" else ""
 
 
 @pytest.fixture
-async def url(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+async def url(real: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """The address of the simulated API server; empty for a real one."""
-    if KUBECONFIG:
-        monkeypatch.setenv("KUBECONFIG", KUBECONFIG)
+    if real:
+        monkeypatch.setenv("KUBECONFIG", real)
         yield ""
         return
     server = ApiServer(bookmark_s=0.2)
@@ -35,13 +98,13 @@ async def url(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def api(url: str) -> AsyncIterator[Any]:
+async def api(url: str, real: str) -> AsyncIterator[Any]:
     """kubernetes_asyncio, as anybody uses it."""
     configuration = client.Configuration()
     if url:
         configuration.host = url
     else:
-        await config.load_kube_config(config_file=KUBECONFIG, client_configuration=configuration)
+        await config.load_kube_config(config_file=real, client_configuration=configuration)
     async with client.ApiClient(configuration) as opened:
         yield opened
 
@@ -54,11 +117,13 @@ async def kube(url: str) -> AsyncIterator[KubeClient]:
 
 
 @pytest.fixture
-async def namespace(api: Any) -> AsyncIterator[str]:
+async def namespace(api: Any, real: str) -> AsyncIterator[str]:
     """A namespace of the test's own."""
     core = client.CoreV1Api(api)
     name = f"suite-{uuid.uuid4().hex[:8]}"
     await core.create_namespace({"metadata": {"name": name}})
+    if real:  # a controller would make it
+        await core.create_namespaced_service_account(name, {"metadata": {"name": "default"}})
     yield name
     await core.delete_namespace(name)
 
