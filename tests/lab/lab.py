@@ -102,8 +102,10 @@ def _alone(name: str) -> Iterator[None]:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LabError(f"another process is just bringing lab {name} up or down ({file})") from None
-        yield
-        file.unlink()
+        try:
+            yield
+        finally:
+            file.unlink()
 
 
 def attach(name: str = DEFAULT) -> Lab | None:

@@ -120,7 +120,13 @@ class Daemon:
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
         pid = os.posix_spawnp(  # noqa: ASYNC221 - spawned, not waited for
-            words[0], words, dict(os.environ if env is None else env), file_actions=actions, setsid=True
+            words[0],
+            words,
+            dict(os.environ if env is None else env),
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them; what it starts should not
         )
         if nested:
             await until(
