@@ -50,17 +50,18 @@ def stale(case: DeviceCase, cause: AnyEvent, epoch: int) -> Payload | None:
 def _health(  # noqa: PLR0911 - one return for each state that answers evidence in its own way
     case: DeviceCase, report: world.HealthReported, cause: AnyEvent, given: Given
 ) -> Payload | None:
-    if not case.seen.newer(report.boot_id, report.window_id):
+    serial, counting = _own(case, cause, report.serial), strikes.counts(report)
+    # A part that is well says nothing of the whole; only what counts against a part reaches its device.
+    if not case.seen.newer(report.boot_id, report.window_id) or (_part(case, cause) and not counting):
         return None
-    if _replaced(case, report.serial):
+    if _replaced(case, serial):
         return _close(case, REPLACED, given.now, given.policy)
-    counting = strikes.counts(report)
     if not case.open:
         if case.reopen == State.VALIDATING:
-            return _replacement(case, report.serial)
+            return _replacement(case, serial)
         if not counting and not (case.epoch == 0 and given.context.memory.stands):
             return None
-        return _open(case, report.evidence, report.serial, given)
+        return _open(case, report.evidence, serial, given)
     if case.state is State.SUSPECT or (case.state is State.QUARANTINED and case.reopen):
         if counting:
             return _strike(case, report, cause, given.policy)
@@ -117,7 +118,7 @@ def _strike(
         codes=strikes.codes(report.evidence),
         scope=scope,
         engines=engines,
-        serial=report.serial,
+        serial=_own(case, cause, report.serial),
         at=at,
     )
 
@@ -144,7 +145,7 @@ def _open(
     same = case.serial is None or serial is None or case.serial == serial
     return say.Opened(
         epoch=epoch,
-        serial=serial or case.serial,
+        serial=serial or case.serial or given.context.serial,
         state=where,
         reason=reason or ", ".join(strikes.codes(evidence)) or "evidence",
         evidence=evidence,
@@ -163,6 +164,16 @@ def _wider(case: DeviceCase, evidence: tuple[Evidence, ...]) -> bool:
 
 
 # ---------------------------------------------------------------------- who the device is
+
+
+def _part(case: DeviceCase, cause: AnyEvent) -> bool:
+    """The event is about a partition or engine of the device."""
+    return cause.of.entity != case.of.entity
+
+
+def _own(case: DeviceCase, cause: AnyEvent, serial: str | None) -> str | None:
+    """A serial that is the physical device's; a part's own says nothing of the slot."""
+    return None if _part(case, cause) else serial
 
 
 def _replaced(case: DeviceCase, serial: str | None) -> bool:
@@ -186,10 +197,10 @@ def _replacement(case: DeviceCase, serial: str | None) -> say.Opened:
     )
 
 
-def _registered(case: DeviceCase, said: device.Registered, _: AnyEvent, given: Given) -> Payload | None:
+def _registered(case: DeviceCase, said: device.Registered, cause: AnyEvent, given: Given) -> Payload | None:
     serial = said.device.serial
-    if given.context.serial not in (None, serial):
-        return None  # an older registration, heard again
+    if _part(case, cause) or given.context.serial not in (None, serial):
+        return None  # a partition's, or an older registration heard again
     if case.epoch == 0 and given.context.memory.stands:
         return _open(case, (), serial, given)
     if _replaced(case, serial):
@@ -199,8 +210,8 @@ def _registered(case: DeviceCase, said: device.Registered, _: AnyEvent, given: G
     return None
 
 
-def _lost(case: DeviceCase, said: device.Lost, _: AnyEvent, given: Given) -> Payload | None:
-    if said.reason == "removed" and case.state is State.SUSPECT:
+def _lost(case: DeviceCase, said: device.Lost, cause: AnyEvent, given: Given) -> Payload | None:
+    if said.reason == "removed" and case.state is State.SUSPECT and not _part(case, cause):
         return _close(case, "the device was removed", given.now, given.policy)
     return None
 
@@ -274,14 +285,15 @@ def _withdrawn(case: DeviceCase, said: world.Withdrawn, cause: AnyEvent, given: 
         return None
     if window and not case.seen.newer(window.boot_id, window.window_id):
         return None
-    if _replaced(case, said.serial):
+    serial = _own(case, cause, said.serial)
+    if _replaced(case, serial):
         return _close(case, REPLACED, given.now, given.policy)
     reason = f"the bridge withdrew it: {', '.join(strikes.codes(said.evidence)) or 'fatal evidence'}"
     if not case.open:
         return _open(
             case,
             said.evidence,
-            said.serial,
+            serial,
             given,
             state=State.QUARANTINED,
             reason=reason,

@@ -11,7 +11,7 @@ from services.remediation.context import Memory
 from services.remediation.decide import RemediationDecider
 from shared.events import Entity, device, workload, world
 from shared.events import remediation as say
-from shared.events.parts import Window, WorkloadRef
+from shared.events.parts import Compatibility, Window, WorkloadRef
 from tests.unit.remediation.device_stage import (
     DEVICE,
     KEY,
@@ -21,6 +21,7 @@ from tests.unit.remediation.device_stage import (
     look,
     pod,
     policy,
+    unified,
 )
 
 # ---------------------------------------------------------------------- strikes
@@ -146,6 +147,21 @@ def test_a_partition_s_fault_belongs_to_its_physical_device() -> None:
     quarantined = stage.said(say.Quarantined)[0]
     assert stage.state() is State.QUARANTINED
     assert quarantined.scope == "partition"
+
+
+def test_a_part_speaks_against_its_device_and_never_for_it() -> None:
+    stage = Stage()
+    partition = f"{KEY}-mig-3-0"
+    stage.strike(1)
+    stage.report(verdict="healthy", streak=10, serial="MIG-1", entity=partition)
+    stage.report(evidence(n=2), serial="MIG-1", entity=partition)
+    registered = device.Registered(
+        device=unified(serial="MIG-1"), generation=1, compatibility=Compatibility(verdict="compatible")
+    )
+    stage.hear(registered, entity=partition)
+    stage.hear(device.Lost(generation=1, reason="removed", last_seen=None), entity=partition)
+    assert stage.names() == ["opened", "struck", "struck"]
+    assert stage.case.serial == "S1"
 
 
 def test_engine_faults_take_the_engine_out_and_wider_ones_then_the_device() -> None:
