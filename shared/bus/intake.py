@@ -257,7 +257,8 @@ class Intake:
         if held.counts:
             held.counts = False
             self._untried -= 1
-            self._tell_caught_up()
+            if not self._untried and not self._remaining:
+                self._tell_caught_up()
 
     async def refuse(self, held: Held, reason: str, field: str) -> None:
         """Write the dead letter, then acknowledge; waits for the bus as long as it takes."""
