@@ -112,7 +112,7 @@ class Subscribed:
             return
         try:
             info = await self._link.api(f"CONSUMER.INFO.{self.stream}.{name}")
-        except (ApiError, Disconnected):
+        except (ApiError, Disconnected, Permanent):
             return
         if not int(info["num_pending"]):
             self._intake.none_remaining()
@@ -233,6 +233,7 @@ class Ordered:
         self._current = current
         self._position = after
         self._created: datetime | None = None
+        self._is_current = False
         self.stream = stream
 
     async def make(self) -> Made:
@@ -255,26 +256,29 @@ class Ordered:
         }
         request = {"stream_name": self.stream, "config": config, "action": "create"}
         answer = await self._link.api(f"CONSUMER.CREATE.{self.stream}.{name}.{self._subject}", request)
+        self._is_current = False
         if not int(answer["num_pending"]):
-            self._current()
+            self._tell_current()
         return Made(name, _MAX_BATCH)
 
     def take(self, message: Frame, sequence: int, stored_at: datetime, token: str, pending: int) -> bool:  # noqa: ARG002 - a source's
         """Hand it on."""
         self._position = sequence
         self._take(message, sequence, stored_at)
-        if not pending:
-            self._current()
+        if not pending and not self._is_current:
+            self._tell_current()
         return True
 
     async def idle(self, name: str) -> None:
-        """Nothing left to come is nothing to wait for."""
+        """Nothing left to come is nothing to wait for; asked only until all that was there is delivered."""
+        if self._is_current:
+            return
         try:
             info = await self._link.api(f"CONSUMER.INFO.{self.stream}.{name}")
-        except (ApiError, Disconnected):
+        except (ApiError, Disconnected, Permanent):
             return
         if not int(info["num_pending"]):
-            self._current()
+            self._tell_current()
 
     def broken(self) -> None:
         """The next one goes on."""
@@ -282,6 +286,10 @@ class Ordered:
     async def drop(self, name: str) -> None:
         """Nobody needs it any more."""
         await _drop(self._link, self.stream, name)
+
+    def _tell_current(self) -> None:
+        self._is_current = True
+        self._current()
 
 
 async def _drop(link: Link, stream: str, name: str) -> None:
