@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
@@ -210,28 +211,53 @@ def fact_id(cause: str, kind: FactType, about: str, data: Payload) -> str:
     return str(uuid.uuid5(NAMESPACE, "\n".join([cause, kind.type, about, *values])))
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What may come on one subject; looked up once, because every event is decoded."""
+
+    type: str
+    about: str
+    schema: str
+    read: Callable[..., AnyEvent]
+
+
+@lru_cache(maxsize=65536)
+def _expected(subject: str) -> _Expected | None:
+    """None for a type that this version does not know."""
+    address = Address.parse(subject)
+    found = CATALOGUE.get((address.domain, address.fact))
+    if found is None:
+        return None
+    payload, envelope = found
+    kind = payload.kind
+    return _Expected(
+        kind.type,
+        address.about,
+        f"schemas/{kind.name}.v{kind.version}.json",
+        envelope.__pydantic_validator__.validate_json,
+    )
+
+
 def decode(subject: str, body: bytes) -> AnyEvent | Unknown:
     """Read an event as it came on `subject`.
 
     Raises:
         BadInput: not an envelope, or one that does not match its subject; names the field.
     """
-    address = Address.parse(subject)
-    found = CATALOGUE.get((address.domain, address.fact))
-    if found is None:
-        return Unknown(address, _peek_id(body), body)
+    expected = _expected(subject)
+    if expected is None:
+        return Unknown(Address.parse(subject), _peek_id(body), body)
     if len(body) > MAX_BYTES:
         raise BadInput("data", f"{len(body)} bytes are too large", f"keep an event below {MAX_BYTES} bytes")
-    payload, envelope = found
     try:
-        event_: AnyEvent = envelope.model_validate_json(body, extra="ignore")
+        read = expected.read(body, extra="ignore")
     except ValidationError as error:
-        raise bad_field(error, f"see schemas/{payload.kind.name}.v{payload.kind.version}.json") from error
-    if event_.type != payload.kind.type:
-        raise BadInput("type", f"{event_.type!r} came on {subject}", f"publish {payload.kind.type} there")
-    if event_.subject != address.about:
-        raise BadInput("subject", f"{event_.subject!r} came on {subject}", f"say {address.about!r}")
-    return event_
+        raise bad_field(error, f"see {expected.schema}") from error
+    if read.type != expected.type:
+        raise BadInput("type", f"{read.type!r} came on {subject}", f"publish {expected.type} there")
+    if read.subject != expected.about:
+        raise BadInput("subject", f"{read.subject!r} came on {subject}", f"say {expected.about!r}")
+    return read
 
 
 def bad_field(error: ValidationError, fix: str) -> BadInput:
