@@ -76,11 +76,22 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")
     ] = False,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--attach",
+            metavar="URL",
+            help="Play on the simulated cluster at this URL, with the services that run on --nats-url.",
+        ),
+    ] = "",
+    url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
     """Play a device fault and an SLA breach on a simulated cluster, and judge the outcome."""
-    from services.console.demo import play
+    from services.console.demo import attach, play
 
+    if cluster:
+        raise typer.Exit(asyncio.run(attach(cluster, nats_url=url, seed=seed, machine=json)))
     raise typer.Exit(asyncio.run(play(seed=seed, keep=keep, machine=json)))
 
 

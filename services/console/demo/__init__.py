@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from rich.text import Text
@@ -18,7 +20,7 @@ from rich.text import Text
 from services.console import read
 from services.console.demo.cluster import SimulatedCluster
 from services.console.demo.stage import ServiceDied, Stage, stage
-from services.console.demo.story import Story
+from services.console.demo.story import NAMESPACES, Story
 from services.console.demo.verdict import Check
 from services.console.show import as_json, causal_tree, console, event_json, event_line
 from services.console.why import Causes
@@ -49,6 +51,7 @@ _SHORT_WINDOWS = {
     "MEDIAFLEET_SIMULATOR__SAMPLE_S": "0.5",
 }
 """What the demo changes besides the policy file."""
+_ANSWER_WITHIN = aiohttp.ClientTimeout(total=10)
 
 
 async def play(*, seed: int, keep: bool, machine: bool) -> int:
@@ -66,6 +69,35 @@ async def play(*, seed: int, keep: bool, machine: bool) -> int:
     except ServiceDied as died:
         audience.verdict([Check("every process lives", passed=False, seen=str(died))], started)
         return 1
+
+
+async def attach(url: str, *, nats_url: str, seed: int, machine: bool) -> int:
+    """The same on a simulated cluster and services that run already; exit codes as those of `play`.
+
+    Raises:
+        BadInput: no simulated cluster is at that URL, or the story was played on it before.
+    """
+    started = time.time()
+    audience = _Audience(started, machine)
+    _cancel_once_on_signals()
+    try:
+        async with aiohttp.ClientSession(timeout=_ANSWER_WITHIN) as session:
+            cluster = SimulatedCluster(url.rstrip("/"), session)
+            await _unplayed(cluster)
+            audience.tell(f"bus at {nats_url}, API server at {cluster.url}, seed {seed}")
+            return 0 if await _perform(cluster, nats_url, audience, seed) else 1
+    except asyncio.CancelledError:
+        audience.tell("stopped")
+        return 130
+
+
+async def _unplayed(cluster: SimulatedCluster) -> None:
+    try:
+        found = await cluster.request("GET", "/api/v1/namespaces")
+    except aiohttp.ClientError as error:
+        raise BadInput("--attach", f"no simulated cluster answers at {cluster.url}", "start it") from error
+    if set(NAMESPACES) & {each["metadata"]["name"] for each in found["items"]}:
+        raise BadInput("--attach", "the story was played on this cluster before", "start the cluster anew")
 
 
 def _cancel_once_on_signals() -> None:
@@ -160,20 +192,31 @@ class _Audience:
 
 async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int:
     audience.tell(f"bus at {here.nats_url}, demo policy {POLICY.name}: short windows, seed {seed}")
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+    async with aiohttp.ClientSession(timeout=_ANSWER_WITHIN) as session:
         cluster = await start_services(here, session, seed=seed)
         audience.tell(f"{len(here.running)} processes started; API server at {cluster.url}")
-        story = Story(cluster, audience.tell, curtain=audience.told_the_end)
-        async with read.bus(here.nats_url) as bus:
-            await together(story=story.play(seed), timeline=audience.follow(bus), watch=_watch(here))
-            kept = await read.past(bus, read.Filter("fleet.v1.>"))
-        audience.chain([event for event in kept if not isinstance(event, Unknown)], story.evicted)
-        passed = audience.verdict(story.checks, audience.started)
+        passed = await _perform(cluster, here.nats_url, audience, seed, watch=_watch(here))
         if keep:
             audience.tell("left running until Ctrl-C; for other terminals:")
             audience.tell(f"export MEDIAFLEET_NATS_URL={here.nats_url} MEDIAFLEET_KUBE_URL={cluster.url}")
             await asyncio.Event().wait()
     return 0 if passed else 1
+
+
+async def _perform(
+    cluster: SimulatedCluster,
+    nats_url: str,
+    audience: _Audience,
+    seed: int,
+    **beside: Coroutine[Any, Any, None],
+) -> bool:
+    """Story and timeline, then cause and verdict; whether every step was seen."""
+    story = Story(cluster, audience.tell, curtain=audience.told_the_end)
+    async with read.bus(nats_url) as bus:
+        await together(story=story.play(seed), timeline=audience.follow(bus), **beside)
+        kept = await read.past(bus, read.Filter("fleet.v1.>"))
+    audience.chain([event for event in kept if not isinstance(event, Unknown)], story.evicted)
+    return audience.verdict(story.checks, audience.started)
 
 
 async def start_services(here: Stage, session: aiohttp.ClientSession, *, seed: int) -> SimulatedCluster:

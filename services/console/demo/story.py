@@ -18,7 +18,8 @@ from services.console.demo.verdict import Check
 TELL = Callable[[str], None]
 
 _DOMAIN = "media.example.com"
-_LIVE, _BATCH = "live", "batch"
+NAMESPACES = _LIVE, _BATCH = "live", "batch"
+"""What the story makes on the cluster."""
 _SLA_MS = 60
 _BASE_MS = 20
 _CALM, _LOUD, _OWN = 0.05, 0.75, 0.25
@@ -78,7 +79,7 @@ class Story:
             lambda now: all(_offered(now, node) for node in now.nodes),
             self.within_s,
         )
-        for namespace in (_LIVE, _BATCH):
+        for namespace in NAMESPACES:
             await self.cluster.namespace(namespace)
         nodes = sorted(state.nodes)
         failing, loud = nodes[seed % len(nodes)], nodes[(seed + 1) % len(nodes)]
