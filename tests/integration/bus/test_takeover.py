@@ -171,4 +171,4 @@ async def test_a_late_acknowledgement_of_the_old_holder_changes_nothing(bus: Nat
     async with replica.lease("worker") as lease, replica.consume("worker", (heard.health(),), lease=lease):
         await heard.count(1)
         await bus.link.send(pulled.reply)
-        assert await durables(bus) == [f"worker_health-{lease.number}"]
+        assert await durables(bus) == ["worker_health-1"]
