@@ -1,0 +1,1 @@
+"""Manifests for Kubernetes (kustomize), and what generates parts of them."""
