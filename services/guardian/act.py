@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import structlog
@@ -26,8 +27,12 @@ _EVICTIONS = Counter("mediafleet_guardian_evictions", "Ordered evictions by outc
 class Evictor:
     """Evicts neighbours."""
 
-    def __init__(self, kube: Kube, picture: Picture, clock: Clock) -> None:
+    def __init__(
+        self, kube: Kube, picture: Picture, clock: Clock, *, still_ours: Callable[[], object]
+    ) -> None:
+        """Args: still_ours: raises `LeaseLost` when another may act by now."""
         self._kube = kube
+        self._still_ours = still_ours
         self._picture = picture
         self._clock = clock
 
@@ -36,6 +41,7 @@ class Evictor:
 
         Raises:
             Temporary: the API server gave no answer; asked again, it is looked at first.
+            LeaseLost: the look took longer than the lease.
         """
         now = self._clock.now()
         victim = await self._kube.pod(order.pod.namespace, order.pod.name)
@@ -43,6 +49,7 @@ class Evictor:
         if settled is not None:
             return settled
         ref = models.PodRef(order.pod.namespace, order.pod.name, order.pod.uid)
+        self._still_ours()
         answer = await self._kube.evict(ref, grace_s=policy.grace_s)
         if answer.outcome is EvictionOutcome.THROTTLED:
             raise Temporary(

@@ -74,13 +74,13 @@ class Guardian:
         self._tick_s = tick_s
         self._domain = domain
         self._picture = Picture(domain)
-        self._evictor = Evictor(kube, self._picture, clock)
         self._view = WorkloadView(bus)
         self._warned: dict[str, str] = {}
         self._suspected, self._suspected_s = "", -_SUSPECT_EVERY_S
         self._runner: Runner[GuardianCase, Look | FleetLook, GuardianPolicy] = Runner(
             bus, GuardianDecider(), self, policy=policy, clock=clock, source=source, service="guardian"
         )
+        self._evictor = Evictor(kube, self._picture, clock, still_ours=self._runner.hold_lease)
 
     async def run(self, lease: Lease) -> None:
         """Guard until the lease ends."""

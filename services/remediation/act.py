@@ -47,6 +47,7 @@ class Hand:
         domain: str,
         frozen: Callable[[], bool],
         out: Callable[[Entity], bool],
+        still_ours: Callable[[], object],
     ) -> None:
         """Wire it.
 
@@ -58,6 +59,7 @@ class Hand:
             domain: of labels and annotations.
             frozen: whether a common cause is in force now.
             out: whether a device is out of use.
+            still_ours: raises `LeaseLost` when another may act by now.
         """
         self._kube = kube
         self._fleet = fleet
@@ -66,6 +68,7 @@ class Hand:
         self._domain = domain
         self._frozen = frozen
         self._out = out
+        self._still_ours = still_ours
 
     # ------------------------------------------------------------------ looking
 
@@ -114,6 +117,7 @@ class Hand:
 
         Raises:
             Temporary: the API server gave no answer; asked again, it is looked at first.
+            LeaseLost: the look took longer than the lease.
         """
         pod = await self._kube.pod(order.pod.namespace, order.pod.name)
         settled = self._settled(order, pod) or self._withheld(order, case, pod)
@@ -121,6 +125,7 @@ class Hand:
             return settled
         policy = self._policy()
         ref = models.PodRef(order.pod.namespace, order.pod.name, order.pod.uid)
+        self._still_ours()
         try:
             answer = await self._kube.evict(ref, grace_s=policy.drain.grace_s, dry_run=order.dry_run)
         except Permanent as error:

@@ -98,6 +98,7 @@ class Remediation:
             domain=domain,
             frozen=self._frozen,
             out=self._out,
+            still_ours=self.runner.hold_lease,
         )
 
     async def run(self, lease: Lease) -> None:

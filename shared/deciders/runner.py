@@ -292,7 +292,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
             correlationid=self._hands.correlation(of, fact),
         )
         while True:
-            self._hold_lease()
+            self.hold_lease()
             try:
                 sequence = await self._bus.append(said, fold.sequence)
                 break
@@ -312,7 +312,15 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         now = self._clock.now()
         return now if fold.last is None else max(now, fold.last.time)
 
-    def _hold_lease(self) -> float:
+    def hold_lease(self) -> float:
+        """Seconds that the lease lasts; to be asked again just before what cannot be taken back.
+
+        A process that stood still (stopped, swapped out) goes on in the middle of what it was doing, before
+        any timer of its loop tells it how late it is.
+
+        Raises:
+            LeaseLost: it ran out.
+        """
         left_s = 0.0 if self._lease is None else self._lease.remaining_s()
         if left_s <= 0:
             raise LeaseLost(f"{self._service}: the lease ran out")
@@ -376,6 +384,8 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
                 await asyncio.sleep(max(wait_s, min(asked_s, longest_s)))
                 wait_s = min(wait_s * 2, longest_s)
                 continue
+            except LeaseLost:
+                raise
             except Exception as error:
                 log.exception("an effect failed", of=of.about, effect=effect.key)
                 outcome = self._hands.failed(effect, error)
@@ -396,7 +406,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
 
     async def _lease_left(self, needed_s: float) -> None:
         """Wait until the lease lasts longer than an effect may take."""
-        while self._hold_lease() < needed_s:  # noqa: ASYNC110 - a lease tells of its end, not of its renewal
+        while self.hold_lease() < needed_s:  # noqa: ASYNC110 - a lease tells of its end, not of its renewal
             await asyncio.sleep(_LEASE_LOOK_S)
 
     # ------------------------------------------------------------------ compaction

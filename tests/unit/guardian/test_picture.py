@@ -284,7 +284,12 @@ async def outcome(
         deadline=AT + timedelta(seconds=60),
         dry_run=dry_run,
     )
-    evictor = Evictor(api, seen.picture, clock)  # type: ignore[arg-type] # the calls it makes
+    evictor = Evictor(
+        api,  # type: ignore[arg-type] # the calls it makes
+        seen.picture,
+        clock,
+        still_ours=lambda: None,
+    )
     return await evictor.evict(order, BREACH, POLICY)
 
 

@@ -11,6 +11,7 @@ from services.remediation.act import Hand, failed
 from services.remediation.case import DeviceCase, State
 from services.remediation.fleet import Fleet
 from services.remediation.policy import Policy
+from shared.bus.port import LeaseLost
 from shared.clock import ManualClock
 from shared.errors import Permanent, Temporary
 from shared.events import Cause, Entity, event, world
@@ -33,6 +34,7 @@ class Setting:
         self.policy = Policy()
         self.frozen = False
         self.devices_out: set[Entity] = set()
+        self.lost = False
         self.case = DeviceCase(DEVICE, epoch=1, state=State.DRAINING)
         self.order = say.EvictionOrdered(epoch=1, pod=pod("clips"), attempt=1, deadline=START)
         self.hand = Hand(
@@ -43,8 +45,13 @@ class Setting:
             domain="media.example.com",
             frozen=lambda: self.frozen,
             out=lambda of: of in self.devices_out,
+            still_ours=self.still_ours,
         )
         self.kube.add("clips")
+
+    def still_ours(self) -> None:
+        if self.lost:
+            raise LeaseLost("it ran out")
 
     def change(self, **fields: object) -> None:
         key = ("media", "clips")
@@ -61,6 +68,14 @@ class Setting:
 @pytest.fixture
 def setting() -> Setting:
     return Setting()
+
+
+async def test_a_lease_that_ran_out_during_the_look_evicts_nobody() -> None:
+    setting = Setting()
+    setting.lost = True
+    with pytest.raises(LeaseLost):
+        await setting.evict()
+    assert not setting.kube.evictions
 
 
 async def test_a_pod_that_still_holds_the_device_is_evicted(setting: Setting) -> None:
