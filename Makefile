@@ -40,7 +40,7 @@ docs: $(VENV)/.dev ## regenerate docs/events.md, docs/asyncapi.yaml, docs/schema
 
 lock: ## compile requirements*.txt with hashes (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-		--extra node --extra cluster --extra embedded --extra build pyproject.toml -o requirements.txt
+		--extra node --extra cluster --extra callout --extra embedded --extra build pyproject.toml -o requirements.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--all-extras pyproject.toml -o requirements-dev.txt
 
