@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from shared.events import escape
 
-DURABLE_SLOTS = 8
+DURABLE_SLOTS = 6
 """Names of one family's durables, taken in turn: a new holder's never has the name of the one before."""
-READER_SLOTS = 16
+READER_SLOTS = 8
 """Readers of one service and stream at once (people who follow events, say)."""
 PLACED_SLOTS = 4
 """Of one node's agent: its own, one that is being replaced, and those of processes that died just now."""

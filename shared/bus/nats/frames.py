@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nats.aio.client import Client
+from nats.errors import Error
 
 from shared.errors import Refused
+
+_EXPIRED = "authentication expired"
+"""The server's last word when a token's time is over."""
 
 
 class Frame:
@@ -53,8 +57,23 @@ class FrameClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self.takers: dict[int, Callable[[Frame], None]] = {}
+        self.only_tls = False
+        """Say nothing, credentials least of all, to a server that does not speak TLS."""
         if "_process_msg" not in Client.__dict__:
             raise Refused("this nats-py hands messages over in another way: install nats-py 2.16")
+
+    def _connect_command(self) -> bytes:
+        # nats-py speaks TLS when the server asks for it; whoever sits between would not ask.
+        if self.only_tls and not self._server_info.get("tls_required"):
+            raise OSError("it offers no TLS: check the address, or leave MEDIAFLEET_NATS_CA_FILE empty")
+        return super()._connect_command()
+
+    async def _process_err(self, err_msg: str) -> None:
+        if _EXPIRED in err_msg.lower():
+            # nats-py would close for good; credentials are read anew at the next connection.
+            await self._process_op_err(Error(err_msg.strip("'")))
+            return
+        await super()._process_err(err_msg)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         taker = self.takers.get(sid)
