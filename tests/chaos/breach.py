@@ -96,7 +96,11 @@ def _pod(tier: str, *, load: float | None = None, sla_ms: int | None = None) -> 
         annotations["simulator.mediafleet/load"] = str(load)
     if sla_ms is not None:
         annotations["sla/latency-p99-ms"] = str(sla_ms)
-    return {"limits": {f"{DOMAIN}/nvdec": "1"}, "labels": {f"{DOMAIN}/tier": tier}, "annotations": annotations}
+    return {
+        "limits": {f"{DOMAIN}/nvdec": "1"},
+        "labels": {f"{DOMAIN}/tier": tier},
+        "annotations": annotations,
+    }
 
 
 async def _running(site: Site, namespace: str, app: str) -> PodOnNode:

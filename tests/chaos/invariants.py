@@ -57,16 +57,17 @@ class Audited:
 
 @dataclass
 class Judge:
-    """Reads on where the last judgement ended."""
+    """Reads on where the last judgement ended, and tells each problem once."""
 
     site: Site
     audited: list[Audited] = field(default_factory=list)
+    _told: set[str] = field(default_factory=set)
     _position: int = 0
     _log_at: int = 0
     _evictions: list[Json] = field(default_factory=list)
 
     async def judge(self) -> list[str]:
-        """What is wrong; empty when all holds."""
+        """What is wrong that was not told before; empty when all holds."""
         self.site.stage.check()
         await self.site.look_again()
         wrong = [*await self._journals_are_said(), *await self._audit_is_whole()]
@@ -75,7 +76,7 @@ class Judge:
         self._log_at = max([self._log_at, *(each["number"] for each in log)])
         self._evictions += [each for each in log if _EVICTION.fullmatch(each["path"])]
         cases = list(_cases(facts))
-        return [
+        found = [
             *wrong,
             *self._evictions_are_right(facts),
             *[problem for case in cases for problem in case.problems],
@@ -83,6 +84,9 @@ class Judge:
             *[problem for case in cases for problem in _kubelets_agree(case, self.site.looks)],
             *self._letters_are_expected(),
         ]
+        fresh = [problem for problem in found if problem not in self._told]
+        self._told |= set(fresh)
+        return fresh
 
     # ------------------------------------------------------------------ nothing lost
 
@@ -170,6 +174,11 @@ class Judge:
 
 # ---------------------------------------------------------------------- cases
 
+_OUTSIDE: Final = (say.RemediationSnapshotted, say.StepRefused, say.CommandRefused)
+"""Facts that may stand where no case is open."""
+_WAY_BACK: Final = (say.Validated, say.ProbationStarted, say.Readmitted)
+"""What a device that is readmitted must have gone through."""
+
 
 @dataclass
 class Case:
@@ -179,6 +188,18 @@ class Case:
     epoch: int
     facts: list[AnyEvent] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def add(self, fact: AnyEvent, data: say.CasePayload) -> None:
+        """One more fact, which must belong to this epoch and follow from what was before."""
+        if self.ended and not isinstance(data, _OUTSIDE):
+            self.problems.append(f"{self.about}: {fact.address.fact} after its end")
+        if data.epoch != self.epoch:
+            self.problems.append(f"{self.about}: {fact.address.fact} of epoch {data.epoch} in {self.epoch}")
+        self.facts.append(fact)
+        if isinstance(data, say.Closed) and data.reason == "readmitted":
+            missing = [kind.kind.fact for kind in _WAY_BACK if self.at(kind) is None]
+            if missing:
+                self.problems.append(f"{self.about}: readmitted without {missing}")
 
     @property
     def ended(self) -> bool:
@@ -212,19 +233,10 @@ def _cases(facts: list[AnyEvent]) -> Iterator[Case]:
             current[fact.subject] = opened
             continue
         if case is None:
-            if not isinstance(data, say.CommandRefused | say.StepRefused):
+            if not isinstance(data, _OUTSIDE):
                 yield Case(fact.subject, data.epoch, [fact], [f"{fact.subject}: {data} belongs to no case"])
             continue
-        if case.ended and not isinstance(data, say.Snapshotted | say.StepRefused | say.CommandRefused):
-            case.problems.append(f"{case.about}: {fact.address.fact} after its end")
-        if data.epoch != case.epoch:
-            case.problems.append(f"{case.about}: {fact.address.fact} of epoch {data.epoch} in {case.epoch}")
-        case.facts.append(fact)
-        if isinstance(data, say.Closed) and data.reason == "readmitted":
-            way = (say.Quarantined, say.Validated, say.ProbationStarted, say.Readmitted)
-            missing = [kind.kind.fact for kind in way if case.at(kind) is None]
-            if missing and case.at(say.Quarantined) is not None:
-                case.problems.append(f"{case.about}: readmitted without {missing}")
+        case.add(fact, data)
     yield from current.values()
 
 
@@ -240,7 +252,9 @@ def _kubelets_agree(case: Case, looks: list[Look]) -> Iterator[str]:
                 continue
             if back is not None and look.ended_s >= back.timestamp():
                 break
-            count = look.healthy.get(case.about, 0) if what == "given" else len(look.holders.get(case.about, ()))
+            count = (
+                look.healthy.get(case.about, 0) if what == "given" else len(look.holders.get(case.about, ()))
+            )
             if count:
                 at = datetime.fromtimestamp(look.began_s).astimezone()
                 yield f"{case.about} (epoch {case.epoch}) could be {what} at {at:%H:%M:%S.%f}: {count}"

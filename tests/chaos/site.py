@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -180,7 +181,9 @@ class Site:
         total = 0.0
         async with aiohttp.ClientSession() as session:
             for each in self.stage.running:
-                port = next((x["health_port"] for x in reversed(self.logged(each.name)) if "health_port" in x), 0)
+                port = next(
+                    (x["health_port"] for x in reversed(self.logged(each.name)) if "health_port" in x), 0
+                )
                 if port:
                     async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
                         lines = (await answer.text()).splitlines()
@@ -211,8 +214,7 @@ class Site:
 
         def logged() -> bool:
             return any(
-                line.get("event") == event
-                and datetime.fromisoformat(line["timestamp"]).timestamp() > after_s
+                line.get("event") == event and datetime.fromisoformat(line["timestamp"]).timestamp() > after_s
                 for line in self.logged(name)
             )
 
@@ -247,9 +249,9 @@ class Site:
 
         def found() -> AnyEvent | None:
             for event in self.heard[since:]:
-                if isinstance(event.data, fact) and (not about or _concerns(event, about)):
-                    if where(event.data):
-                        return event
+                named = not about or _concerns(event, about)
+                if named and isinstance(event.data, fact) and where(event.data):
+                    return event
             return None
 
         await self.until(
@@ -339,9 +341,7 @@ class Site:
         for _ in range(12):
             name, uid = await self._pod(node, labels or {}, tier)
             mine[uid] = f"{WORK}/{name}"
-            await self.until(
-                f"{name} runs with an engine", lambda u=uid: any(u in h for h in self.now.holders.values())
-            )
+            await self.until(f"{name} runs with an engine", partial(self._holds_something, uid))
             for device in self.devices(node):
                 about = f"{node}/{device}"
                 held = self.now.holders.get(about, frozenset())
@@ -349,6 +349,9 @@ class Site:
                     pods = {mine.get(u, u): u for u in held}
                     return Sick(node, device, pods, await self.cluster.log_position(), len(self.heard))
         raise AssertionError(f"no device of {node} got {holders} pods: {self.now.holders}")
+
+    def _holds_something(self, uid: str) -> bool:
+        return any(uid in held for held in self.now.holders.values())
 
     async def _pod(self, node: str, labels: Json, tier: str) -> tuple[str, str]:
         self._pods += 1
@@ -473,7 +476,9 @@ class Site:
         """Wait until something outside, asked again and again, has reached a number."""
         try:
             async with asyncio.timeout(within_s):
-                while await count() < wanted:
+                while True:
+                    if await count() >= wanted:
+                        return
                     await asyncio.sleep(_LOOK_S / 2)
         except TimeoutError:
             raise AssertionError(f"not within {within_s:g} s: {what}\n{self.story()}") from None
@@ -513,7 +518,9 @@ class Site:
         about = f"{sick.node}/remediation-{sick.device}"
         await self.said(facts.AlertResolved, about, since=sick.heard_at)
         raised = [
-            e for e in self.heard[sick.heard_at :] if isinstance(e.data, facts.AlertRaised) and e.subject == about
+            e
+            for e in self.heard[sick.heard_at :]
+            if isinstance(e.data, facts.AlertRaised) and e.subject == about
         ]
         assert len(raised) == 1, raised
 

@@ -12,7 +12,11 @@ from tests.chaos.site import NODES, Site
 pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_evictions_outlive_every_answer_of_the_api_server(site: Site) -> None:
+async def test_drains_outlive_every_answer_of_the_api_server(site: Site) -> None:
+    await asyncio.gather(_refused_and_unanswered(site), _held_up_by_a_budget(site))
+
+
+async def _refused_and_unanswered(site: Site) -> None:
     """Two pods: one meets refusals, the other silence and an eviction whose answer got lost."""
     sick = await site.occupy(NODES[0], 2)
     first, second = (pod.partition("/")[2] for pod in list(sick.pods)[:2])
@@ -42,10 +46,10 @@ async def test_evictions_outlive_every_answer_of_the_api_server(site: Site) -> N
     assert await site.evicted(sick) == [sick.pods[f"work/{first}"]]
 
 
-async def test_a_disruption_budget_holds_the_drain_up_and_only_the_drain(site: Site) -> None:
-    kept, other = await asyncio.gather(
-        site.occupy(NODES[0], 2, labels={"chaos": "kept"}), site.occupy(NODES[1], 1)
-    )
+async def _held_up_by_a_budget(site: Site) -> None:
+    """The budget holds one drain up, and no other; gone, it lets it go on."""
+    kept = await site.occupy(NODES[1], 2, labels={"chaos": "kept"})
+    other = await site.another(kept)
     await site.protect("budget", {"chaos": "kept"}, 99)
     for sick in (kept, other):
         await site.break_fatally(sick)

@@ -35,11 +35,11 @@ async def test_a_bridge_alone_withdraws_one_fatally_broken_device_and_the_bus_he
     await site.fault(second, "lost")
     await site.said_by_journal(NODES[1], "journal", world.HealthReported, second.device)
     assert site.now.healthy[second.about], "at most one device per node is taken without the bus"
+    for sick in (first, second):
+        await site.heal(sick)
     await site.stage.server.start()
     await site.said(world.Withdrawn, first.about, since=first.heard_at)
     for sick in (first, second):
         await site.said(say.Quarantined, sick.about, since=sick.heard_at)
-        await site.heal(sick)
-    for sick in (first, second):
         await site.closed(sick)
     assert [each["status"] for each in await site.evictions(first)] == [201]

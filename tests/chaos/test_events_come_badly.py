@@ -112,7 +112,7 @@ async def test_what_is_no_event_becomes_a_dead_letter_with_field_and_reason_and_
 
 
 def _junk(sick: Sick) -> Iterator[tuple[str, bytes]]:
-    """No JSON, no envelope, another's envelope, an unknown version and impossible figures, on every stream."""
+    """No JSON, no envelope, another's, an unknown version, impossible figures, on every stream."""
     heard = {
         "node": "heartbeat",
         "inventory": "discovered",

@@ -29,14 +29,13 @@ async def _replaced(site: Site) -> None:
     closed = await site.said(say.Closed, sick.about, since=sick.heard_at)
     assert isinstance(closed.data, say.Closed)
     assert closed.data.reason == "replaced"
+    following = closed.data.epoch + 1
     opened = await site.said(
-        say.Opened, sick.about, since=sick.heard_at, where=lambda e: e.epoch == closed.data.epoch + 1
+        say.Opened, sick.about, since=sick.heard_at, where=lambda e: e.epoch == following
     )
     assert isinstance(opened.data, say.Opened)
     assert (opened.data.state, opened.data.serial) == ("validating", "1650000000001")
-    await site.said(
-        say.Closed, sick.about, since=sick.heard_at, where=lambda e: e.epoch == closed.data.epoch + 1
-    )
+    await site.said(say.Closed, sick.about, since=sick.heard_at, where=lambda e: e.epoch == following)
     await site.until(f"{sick.about} is offered again", lambda: bool(site.now.healthy[sick.about]))
     assert await site.evicted(sick) == list(sick.pods.values())
 

@@ -14,9 +14,12 @@ from tests.chaos.site import NODES, Site
 pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_a_case_outlives_the_death_of_bridge_and_kubelet_in_the_middle_of_its_quarantine(
-    site: Site,
-) -> None:
+async def test_cases_outlive_the_death_of_their_nodes_agents(site: Site) -> None:
+    await asyncio.gather(_quarantine_without_bridge_and_kubelet(site), _deep_check_without_discovery(site))
+
+
+async def _quarantine_without_bridge_and_kubelet(site: Site) -> None:
+    """The bridge dies before it answers a quarantine, and its kubelet is restarted."""
     sick = await site.occupy(NODES[0], 2)
     bridge = f"bridge@{sick.node}"
     site.stage.pause(bridge)
@@ -32,7 +35,8 @@ async def test_a_case_outlives_the_death_of_bridge_and_kubelet_in_the_middle_of_
     assert sorted(await site.evicted(sick)) == sorted(sick.pods.values())
 
 
-async def test_a_case_outlives_the_death_of_discovery_in_the_middle_of_its_deep_check(site: Site) -> None:
+async def _deep_check_without_discovery(site: Site) -> None:
+    """Discovery dies in the middle of a deep check, and another device breaks while it is away."""
     sick = await site.occupy(NODES[1], 1)
     discovery = f"discovery@{sick.node}"
     await site.fault(sick, "hang")
@@ -82,7 +86,7 @@ async def _drain_without_its_services(site: Site) -> None:
 
 
 async def _breach_without_its_services(site: Site) -> None:
-    """The guardian dies with its eviction done and not recorded, the autoscaler in the middle of the write."""
+    """The guardian dies with its eviction done and not recorded, the autoscaler in mid-write."""
     breach = await Breach.staged(site, NODES[1])
     await site.api_fault(path=f"/{breach.loud.name}/eviction$", hang_s=0.4, times=1)
     await site.api_fault(verb="patch", path=f"/{breach.name}/scale$", hang_s=30, times=1)
