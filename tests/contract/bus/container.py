@@ -65,15 +65,23 @@ class ContainerServer:
         from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - as said
 
         testcontainers_config.ryuk_disabled = True
-        (self._directory / "nats-server.conf").write_text(_CONFIGURATION)
+        configuration = self._directory / "nats-server.conf"
+        configuration.write_text(_CONFIGURATION)
+        # The server may be another user in its container, and pytest's directories are private.
+        self._directory.chmod(0o755)
+        configuration.chmod(0o644)
         self._container = (
             DockerContainer(IMAGE)
             .with_bind_ports(4222, self.port)
             .with_volume_mapping(str(self._directory), "/mediafleet", "ro")
             .with_command(["-c", "/mediafleet/nats-server.conf"])
         )
-        await asyncio.to_thread(self._container.start)
-        await self._ready()
+        try:
+            await asyncio.to_thread(self._container.start)
+            await self._ready()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
