@@ -31,6 +31,9 @@ from shared.host.settings import ServiceSettings, SharedSettings, load
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 _READY = Gauge("mediafleet_ready", "1 while the service may get work, else 0.", ["service"])
+_CONNECTED = Gauge(
+    "mediafleet_bus_connected", "1 while the connection to the bus is up, else 0.", ["service"]
+)
 _ACTIVE = Gauge("mediafleet_active", "1 while this replica holds its service's lease.", ["service"])
 _BUILD = Info("mediafleet_service", "Which service this process is.")
 
@@ -58,7 +61,6 @@ class Host:
     def ready(self, why_not: str = "") -> None:
         """Say that work is welcome, or why not."""
         self.not_ready = why_not
-        _READY.labels(self.service).set(0 if why_not else 1)
 
     async def while_active(self, act: Callable[[Lease], Awaitable[None]]) -> None:
         """Be the active replica whenever the lease can be had, for ever; a lost lease or bus means stand by.
@@ -148,6 +150,9 @@ class _Process(Generic[SettingsT]):
     async def live(self) -> None:
         """Until stopped or broken."""
         _BUILD.info({"service": self._service, "instance": self._shared.instance})
+        # Asked when they are scraped: a bus that is lost is nobody's event.
+        _READY.labels(self._service).set_function(lambda: float(not self._ready()))
+        _CONNECTED.labels(self._service).set_function(lambda: float(not self._watch.ready()))
         at = self._shared
         async with health.serve(
             at.health_host, at.health_port, live=self._watch.live, ready=self._ready
@@ -178,6 +183,8 @@ class _Process(Generic[SettingsT]):
             service=self._service,
             instance=at.instance,
             clock=self._clock,
+            within_s=None,
+            access=at.access,
         ) as bus:
             self._host = Host(self._service, at, self._clock, bus)
             watching = asyncio.create_task(self._watch.run(bus), name="bus-watch")

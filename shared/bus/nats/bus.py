@@ -10,6 +10,7 @@ from typing import TypeVar
 import structlog
 from pydantic import BaseModel
 
+from shared.bus.access import Access
 from shared.bus.consumption import FIRST_DOMAIN, STOP_WITHIN_S, Flow, in_order, lanes_for
 from shared.bus.intake import DEAD_LETTER_DOMAIN, Intake
 from shared.bus.nats import advisories, publishing, reading
@@ -38,8 +39,9 @@ async def connect(
     service: str,
     instance: str,
     clock: Clock | None = None,
-    within_s: float = 30.0,
+    within_s: float | None = 30.0,
     lease_ttl_s: int = TTL_S,
+    access: Access | None = None,
 ) -> AsyncIterator[NatsBus]:
     """A bus, while inside.
 
@@ -48,18 +50,26 @@ async def connect(
         service: who connects; names inboxes, durables, metrics.
         instance: which copy of it (pod or node name).
         clock: the time; the system's by default.
-        within_s: until the first connection stands; later breaks are waited out for ever.
+        within_s: until the first connection stands; later breaks are waited out for ever. None: give the bus
+            at once and connect meanwhile (a node must serve its kubelet while the bus is away); a refusal
+            then ends what consumes.
         lease_ttl_s: how long a lease outlives its last renewal.
+        access: credentials and trust; none by default.
 
     Raises:
         Disconnected: no server answers there.
         Refused: the server is too old, or does not let us in.
     """
-    link = Link(service, instance)
-    await link.open(url, within_s=within_s)
+    link = Link(service, instance, access or Access())
+    opening = asyncio.create_task(link.open(url, within_s=within_s), name="bus-open")
+    if within_s is None:
+        opening.add_done_callback(link.opened)
+    else:
+        await opening
     try:
         yield NatsBus(link, clock or SystemClock(), lease_ttl_s=lease_ttl_s)
     finally:
+        await _cancel([opening])
         await link.close()
 
 
@@ -181,8 +191,7 @@ class NatsBus:
             if any(subscription.domain == DEAD_LETTER_DOMAIN for subscription in subscriptions):
                 tasks.append(asyncio.create_task(advisories.copy_bodies(self.link, self._clock)))
         for task in (*tasks, self.link.dead):
-            if task is not None:
-                task.add_done_callback(_ending(flow))
+            task.add_done_callback(_ending(flow))
         pulls, rest = tasks[: len(intakes)], tasks[len(intakes) :]
         try:
             yield flow

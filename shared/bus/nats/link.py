@@ -28,6 +28,8 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error, MaxPayloadError
 
 from shared.bus import metrics
+from shared.bus.access import Access, shown
+from shared.bus.names import inbox
 from shared.bus.nats.frames import Frame, FrameClient
 from shared.bus.port import Disconnected
 from shared.errors import FleetError, Permanent, Refused
@@ -43,6 +45,7 @@ ANSWER_WITHIN_S = 2.0
 _PING_EVERY_S = 10
 _PENDING_BYTES = 8 << 20
 _RECONNECT_FIRST_S, _RECONNECT_MOST_S = 0.05, 2.0
+_NOT_LET_IN = "authorization"
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
 _log = structlog.get_logger(__name__)
@@ -82,6 +85,7 @@ class Link:
 
     service: str
     instance: str
+    access: Access = field(default_factory=Access, repr=False)
     _nc: FrameClient = field(default_factory=FrameClient, repr=False)
     _waiting: dict[str, _Waiting] = field(default_factory=dict, repr=False)
     _numbers: itertools.count[int] = field(default_factory=itertools.count, repr=False)
@@ -92,8 +96,10 @@ class Link:
     _tries: int = 0
     _closing: bool = False
     _last_error: str = ""
-    dead: asyncio.Future[None] | None = field(default=None, repr=False)
-    """Done with an error when the server closed the connection for good."""
+    dead: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future(), repr=False
+    )
+    """Done with an error when there is no connection and will be none: refused, or closed for good."""
     on_break: list[Callable[[], None]] = field(default_factory=list, repr=False)
     """Called when the connection breaks."""
 
@@ -107,25 +113,28 @@ class Link:
         """Whether it is up."""
         return self._up.is_set()
 
-    async def open(self, url: str, *, within_s: float) -> None:
+    async def open(self, url: str, *, within_s: float | None) -> None:
         """Connect, and check the server.
 
         Args:
             url: of one server, or several separated by commas.
-            within_s: until the first connection stands.
+            within_s: until the first connection stands; None: for ever.
 
         Raises:
             Disconnected: no server answers there.
             Refused: the server is too old, or does not let us in.
         """
-        self.dead = asyncio.get_running_loop().create_future()
         refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def note(error: Exception) -> None:
-            if "authorization" in str(error).lower() and not refused.done() and not self._up.is_set():
+            # A token may be too old just now, or who checks it not be there yet: that passes.
+            final = _NOT_LET_IN in str(error).lower() and self.access.token_file is None
+            if final and not refused.done() and not self._up.is_set():
                 refused.set_result(None)
             await self._on_error(error)
 
+        credentials = self.access.options()
+        self._nc.only_tls = "tls" in credentials
         connecting = asyncio.ensure_future(
             self._nc.connect(
                 [part.strip() for part in url.split(",")],
@@ -140,10 +149,11 @@ class Link:
                 ping_interval=_PING_EVERY_S,
                 max_outstanding_pings=2,
                 pending_size=_PENDING_BYTES,
-                inbox_prefix=f"_INBOX_{self.service}",
+                inbox_prefix=inbox(self.service, self.access.place),
                 reconnect_to_server_handler=self._reconnect,
                 # Every subject is built by `shared.events.address` or from a JetStream name.
                 skip_subject_validation=True,
+                **credentials,
             )
         )
         try:
@@ -156,19 +166,31 @@ class Link:
             self._up.set()
         except (Error, ValueError) as error:
             await self._give_up(connecting)
-            raise Refused(f"{url}: {error}") from error
+            raise Refused(f"{shown(url)}: {error}") from error
         except BaseException:
             await self._give_up(connecting)
             raise
 
     async def close(self) -> None:
         """Close it; what was published before has left (`drain` of nats-py may hang, so it is not used)."""
+        if not self.dead.done():
+            self.dead.cancel()
+        elif not self.dead.cancelled():
+            self.dead.exception()  # told to whoever consumed; nobody else is left to tell
+        await self._shut()
+
+    def opened(self, opening: asyncio.Future[None]) -> None:
+        """Take the end of an `open` that nobody awaits: its error is the connection's."""
+        error = None if opening.cancelled() else opening.exception()
+        if error is not None and not self.dead.done():
+            self.dead.set_exception(error)
+
+    async def _shut(self) -> None:
         self._closing = True
         self._up.clear()
         self._fail_all("the connection is closed")
-        if self.dead is not None and not self.dead.done():
-            self.dead.cancel()
-        await self._nc.close()
+        if self._nc._flush_queue is not None:  # noqa: SLF001 - nats-py fails to close what never began to connect
+            await self._nc.close()
 
     async def until_connected(self, within_s: float | None = None) -> None:
         """Wait for the connection.
@@ -179,7 +201,7 @@ class Link:
         """
         if self._up.is_set():
             return
-        if self.dead is not None and self.dead.done() and not self.dead.cancelled():
+        if self.dead.done() and not self.dead.cancelled():
             self.dead.result()
         try:
             async with asyncio.timeout(within_s):
@@ -274,9 +296,17 @@ class Link:
         answer = await self.request(subject, orjson.dumps(body) if body is not None else b"")
         return checked(subject, answer.data)
 
-    async def subscribe(self, subject: str, take: Callable[[Frame], None]) -> Subscription:
-        """Hear a subject; `take` is called in order, within the read of the socket."""
-        subscription = await self._nc.subscribe(subject, cb=_unused)
+    async def subscribe(
+        self, subject: str, take: Callable[[Frame], None], *, queue: str = ""
+    ) -> Subscription:
+        """Hear a subject; `take` is called in order, within the read of the socket.
+
+        Args:
+            subject: to hear.
+            take: gets each message.
+            queue: given, each message goes to one of those who name the same.
+        """
+        subscription = await self._nc.subscribe(subject, queue, cb=_unused)
         self._nc.takers[subscription._id] = take  # noqa: SLF001 - nats-py shows its number nowhere else
         return subscription
 
@@ -343,7 +373,7 @@ class Link:
         if self._closing:
             return
         await self._on_disconnected()
-        if self.dead is not None and not self.dead.done():
+        if not self.dead.done():
             self.dead.set_exception(Refused(f"the server closed the connection: {self._last_error}"))
 
     def _flush_soon(self) -> None:
@@ -368,13 +398,15 @@ class Link:
         await asyncio.gather(connecting, return_exceptions=True)
         # nats-py asserts that it was connected once.
         with contextlib.suppress(AssertionError):
-            await self.close()
+            await self._shut()
 
     def _check_let_in(self, url: str, *, refused: bool, answered: bool) -> None:
-        if refused:
-            raise Refused(f"{url} does not let {self.service} in: check its credentials")
+        if refused or (not answered and _NOT_LET_IN in self._last_error.lower()):
+            token = self.access.token_file
+            why = f"check its credentials{'; the auth callout logs why it refuses a token' if token else ''}"
+            raise Refused(f"{shown(url)} does not let {self.service} in: {why}")
         if not answered:
-            raise Disconnected(f"no NATS server answers at {url}: {self._last_error or 'no answer'}")
+            raise Disconnected(f"no NATS server answers at {shown(url)}: {self._last_error or 'no answer'}")
 
     def _check_server(self) -> None:
         version = self._nc.connected_server_version

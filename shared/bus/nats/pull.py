@@ -104,6 +104,7 @@ class Pull:
         Raises:
             FleetError: the source can go on no more (its lease is lost, its stream is missing).
         """
+        await self._link.until_connected()
         inbox = self._link.inbox()
         subscription = await self._link.subscribe(f"{inbox}.*", self._on)
         self._link.on_break.append(self._on_break)
