@@ -50,7 +50,7 @@ _PAGE: Final = 500
 _WRITE_ATTEMPTS: Final = 5
 """Reads and writes again after losing to another writer; kubelets write their node every few seconds."""
 _NOTE_LIMIT: Final = 1024
-"""Characters that events.k8s.io/v1 allows in ``note``."""
+"""Bytes that the API server allows in ``note`` (the documentation says characters)."""
 _FIELD_LIMIT: Final = 128
 """Characters that events.k8s.io/v1 allows in ``reason``, ``action`` and ``reportingInstance``."""
 
@@ -345,7 +345,7 @@ class KubeClient:
             "action": action[:_FIELD_LIMIT],
             "reason": reason[:_FIELD_LIMIT],
             "type": type,
-            "note": note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 1] + "…",
+            "note": _fitting(note),
             "regarding": reference(regarding),
         }
         if related is not None:
@@ -435,3 +435,12 @@ class KubeClient:
         self, path: str, decode: Callable[[Mapping[str, Any]], T], query: dict[str, str]
     ) -> AsyncGenerator[Change[T], None]:
         return Watching(self._transport, path, query, decode, self._random).changes()
+
+
+def _fitting(note: str) -> str:
+    """The note, cut at a whole character and marked where it is too long."""
+    said = note.encode()
+    if len(said) <= _NOTE_LIMIT:
+        return note
+    mark = "…"
+    return said[: _NOTE_LIMIT - len(mark.encode())].decode(errors="ignore") + mark

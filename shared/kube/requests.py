@@ -20,15 +20,15 @@ WORKLOAD_KINDS: Final = {
     "DaemonSet": ("/apis/apps/v1", "daemonsets"),
     "Job": ("/apis/batch/v1", "jobs"),
 }
-_UID_DIFFERS: Final = "UID in precondition"
+_UID_DIFFERS: Final = ("the UID in the precondition", "UID in precondition")
 """The API server's words for a pod that is another one; a 409 without them is a lost race."""
 
 
 def classify_eviction(answer: Answer) -> EvictionAnswer:
     """What an answer to an eviction request means.
 
-    Source: kubernetes ``pkg/registry/core/pod/storage/eviction.go``, and for the 409 of a UID
-    ``staging/src/k8s.io/apiserver/pkg/storage/interfaces.go`` (Preconditions.Check).
+    Source: kubernetes ``pkg/registry/core/pod/storage/eviction.go``, whose 409 of a UID it words itself, and
+    ``staging/src/k8s.io/apiserver/pkg/storage/interfaces.go`` (Preconditions.Check), with other words.
     """
     budget = any(cause.get("reason") == "DisruptionBudget" for cause in answer.causes)
     match answer.status:
@@ -36,7 +36,7 @@ def classify_eviction(answer: Answer) -> EvictionAnswer:
             outcome = EvictionOutcome.EVICTED
         case 404:
             outcome = EvictionOutcome.GONE
-        case 409 if _UID_DIFFERS in answer.message:
+        case 409 if any(words in answer.message for words in _UID_DIFFERS):
             outcome = EvictionOutcome.REPLACED
         case 409:
             # Another write to the pod or its budget came between; the pod is the one that was meant.

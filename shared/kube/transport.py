@@ -167,7 +167,9 @@ class Transport:
                 if _in_cluster():
                     library.incluster(client_configuration=configuration)
                 else:
-                    await library.kube_config(client_configuration=configuration)
+                    # Named here, because the library reads the variable only once, when it is imported.
+                    named = os.environ.get("KUBECONFIG")
+                    await library.kube_config(config_file=named, client_configuration=configuration)
             except (library.config_exception, OSError) as error:
                 raise Refused(
                     f"no Kubernetes API: {error}; set MEDIAFLEET_KUBE_URL or KUBECONFIG, or run in a cluster"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from functools import cached_property
+from http.client import HTTPException, HTTPSConnection
 from typing import Any
-
-import aiohttp
 
 from tests.lab import build
 from tests.lab.certs import Authority
 from tests.lab.layout import Layout
-from tests.lab.system import POLL_S, Daemon, LabError
+from tests.lab.system import Daemon, LabError, until
 
 READY_S = 60.0
 _ETCD_READY_S = 20.0
@@ -62,37 +62,45 @@ class ApiServer:
 
     async def ready(self) -> None:
         """Wait until it says that it is ready."""
+        late = f"the API server is not ready after {READY_S:.0f} s, see {self.daemon.log}"
+        await until(self._answers, timeout_s=READY_S, otherwise=late)
+
+    async def _answers(self) -> bool:
+        if not self.daemon.pid:
+            raise LabError(f"the API server ended: {self.daemon.last_words(1)}")
         try:
-            async with asyncio.timeout(READY_S):
-                while True:
-                    if not self.daemon.pid:
-                        raise LabError(f"the API server ended: {self.daemon.last_words(1)}")
-                    try:
-                        if (await self.request("GET", "/readyz"))[0] == 200:
-                            return
-                    except (aiohttp.ClientError, TimeoutError):
-                        pass  # not listening yet, or it has not read its keys
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise LabError(f"the API server is not ready after {READY_S:.0f} s: {self.daemon.log}") from None
+            return (await self.request("GET", "/readyz"))[0] == 200
+        except OSError:
+            return False
 
     async def stop(self) -> None:
         """Stop it; whoever watches is cut off."""
         await self.daemon.stop(patience_s=10)
 
     async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """One request; the status and the answer, parsed where it is JSON."""
+        """One request; the status and the answer, parsed where it is JSON. `OSError` when it is not there."""
+        return await asyncio.to_thread(self._request, method, path, body)
+
+    def _request(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        headers = {"Content-Type": f"application/{'merge-patch+' if method == 'PATCH' else ''}json"}
+        connection = HTTPSConnection(self._layout.api_address, timeout=10, context=self._trust)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        except HTTPException as error:
+            raise ConnectionError(f"the API server broke off: {error!r}") from error
+        finally:
+            connection.close()
+        parsed = answer.headers.get_content_type() == "application/json"
+        return answer.status, json.loads(text) if parsed else text
+
+    @cached_property
+    def _trust(self) -> ssl.SSLContext:
         admin = self._authority.of("admin")
         trust = ssl.create_default_context(cafile=str(self._authority.ca.crt))
         trust.load_cert_chain(admin.crt, admin.key)
-        patch = {"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {}
-        connector = aiohttp.TCPConnector(ssl=trust, force_close=True)
-        async with (
-            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session,
-            session.request(method, f"{self.url}{path}", json=body, headers=patch) as answer,
-        ):
-            text = await answer.text()
-            return answer.status, json.loads(text) if answer.content_type == "application/json" else text
+        return trust
 
 
 class ControlPlane:
@@ -121,20 +129,19 @@ class ControlPlane:
             f"--initial-cluster=lab=http://{address}:2380",
             "--log-level=warn",
         )
+        late = f"etcd is not ready, see {self.etcd.log}"
+        await until(self._etcd_listens, timeout_s=_ETCD_READY_S, otherwise=late)
+
+    async def _etcd_listens(self) -> bool:
+        if not self.etcd.pid:
+            raise LabError(f"etcd ended: {self.etcd.last_words(1)}")
         try:
-            async with asyncio.timeout(_ETCD_READY_S):
-                while self.etcd.pid:
-                    try:
-                        _, writer = await asyncio.open_connection(address, 2379)
-                    except OSError:
-                        await asyncio.sleep(POLL_S)
-                    else:
-                        writer.close()
-                        await writer.wait_closed()
-                        return
-        except TimeoutError:
-            pass
-        raise LabError(f"etcd is not ready: {self.etcd.last_words(1)}")
+            _, writer = await asyncio.open_connection(self._layout.etcd, 2379)
+        except OSError:
+            return False
+        writer.close()
+        await writer.wait_closed()
+        return True
 
     async def start_controllers(self) -> None:
         """Start controller-manager and scheduler; the API server must be there."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from services.simulator.api.pod_rules import default_pod, pod_causes, pod_spec_causes, pod_update_causes
 from services.simulator.api.resources import (
     AUTOSCALERS,
+    CONFIGMAPS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     EVENTS,
@@ -41,6 +42,7 @@ _LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])
 _LABEL_KEY: Final = re.compile(
     r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII
 )
+_CONFIG_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}", re.ASCII)
 _TAINT_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _EVENT_LIMITS: Final = {"reason": 128, "action": 128, "reportingInstance": 128, "note": 1024}
 _EVENT_FIXED: Final = (
@@ -193,7 +195,7 @@ def _event_causes(body: Json) -> Causes:
     causes += [
         Cause("FieldValueInvalid", f"Invalid value: can have at most {limit} characters", name)
         for name, limit in _EVENT_LIMITS.items()
-        if len(body.get(name) or "") > limit
+        if len((body.get(name) or "").encode()) > limit  # Go counts bytes, though it says characters
     ]
     if body.get("type") not in ("Normal", "Warning"):
         causes.append(
@@ -284,7 +286,31 @@ def _budget_causes(body: Json) -> Causes:
         if isinstance(value, int) and (cause := _count_causes(spec, name)):
             return cause
     from_selector(spec.get("selector"))
-    return []
+    return _negative(
+        body.get("status") or {}, "status", ("disruptionsAllowed", "currentHealthy", "desiredHealthy")
+    )
+
+
+def _negative(values: Json, where: str, names: tuple[str, ...]) -> Causes:
+    return [
+        Cause(
+            "FieldValueInvalid",
+            f"Invalid value: {values[name]!r}: must be greater than or equal to 0",
+            f"{where}.{name}",
+        )
+        for name in names
+        if isinstance(values.get(name), int) and values[name] < 0
+    ]
+
+
+def _config_causes(body: Json) -> Causes:
+    problem = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'"
+    return [
+        Cause("FieldValueInvalid", f"Invalid value: {key!r}: {problem}", f"{part}[{key}]")
+        for part in ("data", "binaryData")
+        for key in body.get(part) or {}
+        if not _CONFIG_KEY.fullmatch(key)
+    ]
 
 
 def _autoscaler_causes(body: Json) -> Causes:
@@ -361,6 +387,7 @@ _DEFAULTS: Final[dict[Resource, Callable[[Json, Store], None]]] = {
 _CHECKS: Final[dict[Resource, Callable[[Json], Causes]]] = {
     PODS: pod_causes,
     NODES: _node_causes,
+    CONFIGMAPS: _config_causes,
     EVENTS: _event_causes,
     DEPLOYMENTS: _replicas_causes,
     REPLICASETS: _replicas_causes,

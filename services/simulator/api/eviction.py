@@ -37,13 +37,35 @@ def evict(store: Store, namespace: str, name: str, body: Json, *, dry_run: bool)
     options = dict(body.get("deleteOptions") or {})
     dry_run = dry_run or "All" in (options.get("dryRun") or ())
     pod = store.get(PODS, namespace, name)
-    wanted = (options.get("preconditions") or {}).get("uid")
-    if wanted and wanted != pod["metadata"]["uid"]:
-        raise failed_precondition("pods", "", name, what="UID", wanted=wanted, actual=pod["metadata"]["uid"])
+    # The real server, too, asks for the uid only after the budget is spent.
     if pod["status"].get("phase") not in _EXEMPT_PHASES and not pod["metadata"].get("deletionTimestamp"):
         _spend_budget(store, namespace, pod, dry_run=dry_run)
+    store.check_preconditions(PODS, pod, options.get("preconditions") or {})
+    if not dry_run:
+        options = _announce(store, namespace, name, options)
     store.delete(PODS, namespace, name, options, dry_run=dry_run)
     return success() | {"code": 201}
+
+
+def _announce(store: Store, namespace: str, name: str, options: Json) -> Json:
+    """Say on the pod why it goes, in a write of its own; the options, for the pod as it is now."""
+
+    def change(pod: Json) -> None:
+        set_condition(
+            pod["status"],
+            "DisruptionTarget",
+            "True",
+            now=rfc3339(store.clock.now()),
+            reason="EvictionByEvictionAPI",
+            message="Eviction API: evicting",
+        )
+
+    said = store.modify(PODS, namespace, name, change, subresource="status")
+    preconditions = options.get("preconditions") or {}
+    if preconditions.get("resourceVersion"):
+        version = said["metadata"]["resourceVersion"]
+        options = options | {"preconditions": preconditions | {"resourceVersion": version}}
+    return options
 
 
 def _spend_budget(store: Store, namespace: str, pod: Json, *, dry_run: bool) -> None:
@@ -74,8 +96,6 @@ def _decrement(store: Store, budget: Json, pod_name: str, *, dry_run: bool) -> N
     if status.get("observedGeneration", 0) < budget["metadata"].get("generation", 0):
         raise _refused(f"The disruption budget {name} is still being processed by the server.", _LAG_RETRY_S)
     allowed = status.get("disruptionsAllowed", 0)
-    if allowed < 0:
-        raise _forbidden(name, "pdb disruptions allowed is negative")
     if len(status.get("disruptedPods") or {}) > _DISRUPTED_LIMIT:
         raise _forbidden(
             name, "DisruptedPods map too big - too many evictions not confirmed by PDB controller"

@@ -360,7 +360,7 @@ def _scale_of(body: Json) -> Json:
         "apiVersion": _SCALE[0],
         "kind": _SCALE[1],
         "metadata": {name: meta[name] for name in kept},
-        "spec": {"replicas": body["spec"].get("replicas", 1)},
+        "spec": {"replicas": replicas} if (replicas := body["spec"].get("replicas", 1)) else {},
         "status": {
             "replicas": (body.get("status") or {}).get("replicas", 0),
             "selector": ",".join(f"{key}={value}" for key, value in sorted(labels.items())),

@@ -11,7 +11,6 @@ from typing import Any, Final
 from services.simulator.api.status import ApiError, bad_request
 
 _MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
-    "taints": ("key",),
     "conditions": ("type",),
     "containers": ("name",),
     "initContainers": ("name",),
@@ -23,8 +22,7 @@ _MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "addresses": ("type",),
     "imagePullSecrets": ("name",),
 }
-"""Merge keys by field name (k8s.io/api ``patchMergeKey``). Taints merge by key alone, as in the real server,
-which so loses the second of two taints of one key."""
+"""Merge keys by field name (k8s.io/api ``patchMergeKey``). A node's taints have none: one atomic list."""
 _PRIMITIVE_SETS: Final = frozenset({"finalizers"})
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 

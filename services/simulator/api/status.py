@@ -108,6 +108,16 @@ def failed_precondition(
     return conflict(plural, group, name, why)
 
 
+def not_the_one_meant(kind: str, group: str, name: str, *, what: str, wanted: str, actual: str) -> ApiError:
+    """409 to a deletion or eviction: the preconditions are of another (``registry/rest/delete.go``)."""
+    since = {"UID": "deleted and then recreated", "ResourceVersion": "modified"}[what]
+    why = (
+        f"the {what} in the precondition ({wanted}) does not match the {what} in record ({actual}). "
+        f"The object might have been {since}"
+    )
+    return conflict(kind, group, name, why)
+
+
 def modified(plural: str, group: str, name: str) -> ApiError:
     """409: the resourceVersion is not the stored one."""
     why = "the object has been modified; please apply your changes to the latest version and try again"

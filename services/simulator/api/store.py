@@ -28,6 +28,7 @@ from services.simulator.api.status import (
     invalid,
     modified,
     not_found,
+    not_the_one_meant,
 )
 from services.simulator.api.status import Cause as StatusCause
 
@@ -211,7 +212,7 @@ class Store:
         """
         options = options or {}
         stored = self.get(resource, namespace, name)
-        self._check_preconditions(resource, stored, options.get("preconditions") or {})
+        self.check_preconditions(resource, stored, options.get("preconditions") or {})
         body = copy.deepcopy(stored)
         meta: Json = body["metadata"]
         policy = options.get("propagationPolicy")
@@ -319,7 +320,12 @@ class Store:
                 f"the name of the object ({meta['name']}) does not match the name on the URL ({name})"
             )
 
-    def _check_preconditions(self, resource: Resource, stored: Json, wanted: Json) -> None:
+    def check_preconditions(self, resource: Resource, stored: Json, wanted: Json) -> None:
+        """Refuse a deletion of an object that is not the one that was meant.
+
+        Raises:
+            ApiError: 409.
+        """
         meta = stored["metadata"]
         for field_name, label, actual in (
             ("uid", "UID", meta["uid"]),
@@ -328,8 +334,8 @@ class Store:
             expected = wanted.get(field_name)
             if expected is not None and expected != actual:
                 name = meta["name"]
-                raise failed_precondition(
-                    resource.plural, resource.group, name, what=label, wanted=expected, actual=actual
+                raise not_the_one_meant(
+                    resource.kind, resource.group, name, what=label, wanted=expected, actual=actual
                 )
 
 

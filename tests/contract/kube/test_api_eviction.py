@@ -62,6 +62,7 @@ async def test_another_uid_is_409(api: Any, namespace: str, make_pod: Any) -> No
     await make_pod("a")
     status, said, _ = await refusal(api, namespace, "a", preconditions={"uid": "other"})
     assert (status, said["reason"]) == (409, "Conflict")
+    assert "the UID in the precondition (other) does not match" in said["message"]
 
 
 async def test_another_name_in_the_body_is_400(api: Any, namespace: str, make_pod: Any) -> None:
@@ -120,10 +121,33 @@ async def test_two_budgets_for_one_pod_are_500(api: Any, namespace: str, make_po
     assert (await refusal(api, namespace, "a"))[0] == 500
 
 
-async def test_a_broken_budget_is_403(api: Any, namespace: str, make_pod: Any) -> None:
+async def test_a_budget_that_nobody_settles_is_403(api: Any, namespace: str, make_pod: Any) -> None:
     await make_pod("a")
-    await make_budget(api, namespace, "budget", counted(-1))
+    unsettled = dict.fromkeys((f"p-{number}" for number in range(2001)), "2026-01-01T00:00:00Z")
+    await make_budget(api, namespace, "budget", counted(1) | {"disruptedPods": unsettled})
     assert (await refusal(api, namespace, "a"))[0] == 403
+
+
+async def test_a_budget_that_allows_less_than_nothing_is_422(api: Any, namespace: str) -> None:
+    with pytest.raises(client.ApiException) as refused:
+        await make_budget(api, namespace, "budget", counted(-1))
+    assert refused.value.status == 422
+
+
+async def test_a_uid_is_asked_for_after_the_budget_is_spent(api: Any, namespace: str, make_pod: Any) -> None:
+    await make_pod("a")
+    await make_budget(api, namespace, "budget", counted(1))
+    assert (await refusal(api, namespace, "a", preconditions={"uid": "other"}))[0] == 409
+    budget = await client.PolicyV1Api(api).read_namespaced_pod_disruption_budget("budget", namespace)
+    assert budget.status.disruptions_allowed == 0
+
+
+async def test_an_evicted_pod_says_why_it_goes(api: Any, namespace: str, make_pod: Any) -> None:
+    await make_pod("a")
+    await evict(api, namespace, "a")
+    read = await client.CoreV1Api(api).read_namespaced_pod("a", namespace)
+    found = {each.type: each.reason for each in read.status.conditions}
+    assert found["DisruptionTarget"] == "EvictionByEvictionAPI"
 
 
 async def test_an_unready_pod_passes_a_budget_that_is_met_without_it(

@@ -109,22 +109,32 @@ async def test_merge_patch_with_a_stale_resource_version_is_409(api: Any, namesp
 async def test_json_patch_applies_and_a_failed_test_is_422(api: Any, namespace: str) -> None:
     core = client.CoreV1Api(api)
     await core.create_namespaced_config_map(namespace, settings("policy"))
-    add = [{"op": "add", "path": "/data/b~1c", "value": "2"}]
+    add = [{"op": "add", "path": "/metadata/annotations", "value": {}}]
+    add += [{"op": "add", "path": "/metadata/annotations/b.example.com~1c", "value": "2"}]
     patched = await core.patch_namespaced_config_map("policy", namespace, add, _content_type=JSON_PATCH)
-    assert patched.data == {"a": "1", "b/c": "2"}
+    assert patched.metadata.annotations == {"b.example.com/c": "2"}
     test = [{"op": "test", "path": "/metadata/resourceVersion", "value": "1"}, *add]
     with pytest.raises(client.ApiException) as refused:
         await core.patch_namespaced_config_map("policy", namespace, test, _content_type=JSON_PATCH)
     assert refused.value.status == 422
 
 
-async def test_strategic_patch_merges_taints_by_key_and_conditions_by_type(api: Any, node: str) -> None:
+async def test_taints_are_one_list_and_a_patch_without_a_version_loses_the_others(
+    api: Any, node: str
+) -> None:
     core = client.CoreV1Api(api)
     for key in ("a.example.com/x", "b.example.com/x"):
         patch = {"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}}
-        await core.patch_node(node, patch)
-    keys = {taint.key for taint in (await core.read_node(node)).spec.taints}
-    assert {"a.example.com/x", "b.example.com/x"} <= keys
+        patched = await core.patch_node(node, patch)
+        assert [taint.key for taint in patched.spec.taints] == [key]
+    stale = patch | {"metadata": {"resourceVersion": "1"}}
+    with pytest.raises(client.ApiException) as refused:
+        await core.patch_node(node, stale)
+    assert refused.value.status == 409
+
+
+async def test_strategic_patch_merges_conditions_by_type(api: Any, node: str) -> None:
+    core = client.CoreV1Api(api)
     for kind in ("Ready", "MediaReady", "Ready"):
         condition = {"type": kind, "status": "True", "reason": "Said", "message": "so"}
         await core.patch_node_status(node, {"status": {"conditions": [condition]}})
@@ -159,7 +169,7 @@ async def test_the_scale_subresource_changes_replicas_only(api: Any, namespace: 
     apps = client.AppsV1Api(api)
     await apps.create_namespaced_deployment(namespace, deployment("edge"))
     scale = await apps.read_namespaced_deployment_scale("edge", namespace)
-    assert (scale.spec.replicas, scale.status.selector) == (0, "app=edge")
+    assert (scale.spec.replicas, scale.status.selector) == (None, "app=edge")  # none at all is left out
     scale.spec.replicas = 3
     assert (await apps.replace_namespaced_deployment_scale("edge", namespace, scale)).spec.replicas == 3
     with pytest.raises(client.ApiException) as refused:
@@ -255,6 +265,12 @@ async def test_an_object_with_a_finalizer_stays_until_it_has_none(api: Any, name
     with pytest.raises(client.ApiException) as refused:
         await core.read_namespaced_config_map("held", namespace)
     assert refused.value.status == 404
+
+
+async def test_a_config_key_with_a_slash_is_422(api: Any, namespace: str) -> None:
+    with pytest.raises(client.ApiException) as refused:
+        await client.CoreV1Api(api).create_namespaced_config_map(namespace, settings("a", data={"b/c": "2"}))
+    assert refused.value.status == 422
 
 
 async def test_dry_run_changes_nothing(api: Any, namespace: str) -> None:

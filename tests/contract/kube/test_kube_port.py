@@ -214,7 +214,7 @@ async def test_an_event_said_twice_is_one_event_with_a_count(
     found = (await client.EventsV1Api(api).list_namespaced_event(namespace)).items
     ours = [event for event in found if event.reason == "SLAEviction"]
     assert len(ours) == 1
-    assert len(ours[0].note) == 1024
+    assert len(ours[0].note.encode()) == 1024
     assert ours[0].series.count == 3
     assert ours[0].reporting_controller == "media.example.com/contract-suite"
 

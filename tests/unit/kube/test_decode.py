@@ -109,7 +109,10 @@ def test_an_accepted_answer_raises_nothing() -> None:
 
 
 def test_a_409_means_another_pod_only_when_it_speaks_of_the_uid() -> None:
-    other = "Precondition failed: UID in precondition: a, UID in object meta: b"
+    evicting = (
+        "the UID in the precondition (a) does not match the UID in record (b). The object might have been"
+    )
+    stored = "Precondition failed: UID in precondition: a, UID in object meta: b"
     race = "the object has been modified; please apply your changes to the latest version and try again"
-    answers = [classify_eviction(Answer(409, {"message": text})).outcome for text in (other, race)]
-    assert answers == [EvictionOutcome.REPLACED, EvictionOutcome.THROTTLED]
+    answers = [classify_eviction(Answer(409, {"message": text})).outcome for text in (evicting, stored, race)]
+    assert answers == [EvictionOutcome.REPLACED, EvictionOutcome.REPLACED, EvictionOutcome.THROTTLED]
