@@ -311,6 +311,8 @@ default_runtime_name = "runc"
 
 [{cri}.runtime'.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
+# Named, or the shim of the distribution's containerd would be found first: they do not understand each other.
+runtime_path = "{build.path("containerd-shim-runc-v2")}"
 
 [{cri}.runtime'.containerd.runtimes.runc.options]
 BinaryName = "{runc}"
