@@ -96,6 +96,7 @@ class Link:
     _tries: int = 0
     _closing: bool = False
     _last_error: str = ""
+    _turned_away: bool = False
     dead: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future(), repr=False
     )
@@ -127,10 +128,11 @@ class Link:
         refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def note(error: Exception) -> None:
-            # A token may be too old just now, or who checks it not be there yet: that passes.
-            final = _NOT_LET_IN in str(error).lower() and self.access.token_file is None
-            if final and not refused.done() and not self._up.is_set():
-                refused.set_result(None)
+            if _NOT_LET_IN in str(error).lower() and not self._up.is_set():
+                self._turned_away = True
+                # A token may be too old just now, or who checks it not be there yet: that passes.
+                if self.access.token_file is None and not refused.done():
+                    refused.set_result(None)
             await self._on_error(error)
 
         credentials = self.access.options()
@@ -401,7 +403,7 @@ class Link:
             await self._shut()
 
     def _check_let_in(self, url: str, *, refused: bool, answered: bool) -> None:
-        if refused or (not answered and _NOT_LET_IN in self._last_error.lower()):
+        if refused or (not answered and self._turned_away):
             token = self.access.token_file
             why = f"check its credentials{'; the auth callout logs why it refuses a token' if token else ''}"
             raise Refused(f"{shown(url)} does not let {self.service} in: {why}")
