@@ -106,10 +106,11 @@ def run(service: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES
 @app.command()
 def provision(url: Url = DEFAULT_URL, *, json: Json = False) -> None:
     """Make or correct the streams and views on the bus; run again at will."""
+    from services.console import read
     from services.console.show import as_json, console
     from shared.bus.provision import provision as reconcile
 
-    changes = asyncio.run(reconcile(url))
+    changes = asyncio.run(reconcile(url, access=read.access()))
     if json:
         as_json([asdict(change) for change in changes])
     else:

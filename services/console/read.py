@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
+from shared.bus.access import Access, shown
 from shared.bus.nats import connect
 from shared.bus.port import Bus, Delivery, Subscription
 from shared.clock import SystemClock
@@ -15,10 +16,20 @@ from shared.devices.keys import parse_uid
 from shared.errors import BadInput, Refused
 from shared.events import CATALOGUE, DOMAINS, AnyEvent, Unknown
 from shared.host import logging
+from shared.host.settings import SharedSettings, load
 
 _CONNECT_S = 5.0
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def access() -> Access:
+    """Credentials from the environment, as every service takes them.
+
+    Raises:
+        BadInput: a setting is wrong.
+    """
+    return load(SharedSettings).access
 
 
 @asynccontextmanager
@@ -29,12 +40,12 @@ async def bus(url: str) -> AsyncIterator[Bus]:
         Refused: no server answers at that URL.
     """
     logging.configure("console", "cli", "error")
-    opening = connect(url, service="console", instance="cli", clock=SystemClock())
+    opening = connect(url, service="console", instance="cli", clock=SystemClock(), access=access())
     try:
         async with asyncio.timeout(_CONNECT_S):
             opened = await opening.__aenter__()
     except TimeoutError:
-        raise Refused(f"no bus answers at {url}: start it, or give --nats-url") from None
+        raise Refused(f"no bus answers at {shown(url)}: start it, or give --nats-url") from None
     try:
         yield opened
     finally:

@@ -85,7 +85,11 @@ async def _speak(cluster: Cluster, shared: SharedSettings) -> None:
             await asyncio.Event().wait()
         try:
             async with connect(
-                shared.nats_url, service="simulator", instance=shared.instance, clock=cluster.clock
+                shared.nats_url,
+                service="simulator",
+                instance=shared.instance,
+                clock=cluster.clock,
+                access=shared.access,
             ) as bus:
                 cluster.bus = bus
                 await asyncio.Event().wait()

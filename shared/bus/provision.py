@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shared.bus.access import Access
 from shared.bus.nats.lease import BUCKET as LEASES
 from shared.bus.nats.link import NO_STREAM, ApiError, Link
 from shared.bus.nats.starts import BUCKET as ATTEMPTS
 from shared.bus.nats.streams import AUDIT, DEAD_LETTERS, DEDUP_WINDOW_S, configuration
+from shared.bus.permissions import VIEW_WRITERS
 from shared.events import DOMAINS, Keeps
 
-VIEWS = ("devices", "claims", "allocations", "cases", "workloads")
+VIEWS = tuple(VIEW_WRITERS)
 """Buckets of the views; each has one writer."""
 _AUDIT_AGE_S = 180 * 86400
 _AUDIT_BYTES = 16 << 30
@@ -54,7 +56,12 @@ class Change:
 
 
 async def provision(
-    url: str, *, replicas: int = 1, dedup_window_s: float = DEDUP_WINDOW_S, within_s: float = 30.0
+    url: str,
+    *,
+    replicas: int = 1,
+    dedup_window_s: float = DEDUP_WINDOW_S,
+    within_s: float = 30.0,
+    access: Access | None = None,
 ) -> list[Change]:
     """Create what is missing and reconcile what differs.
 
@@ -63,6 +70,7 @@ async def provision(
         replicas: of every stream; 3 on a cluster.
         dedup_window_s: how long a stream knows an id.
         within_s: until the connection stands.
+        access: credentials and trust; none by default.
 
     Returns:
         What was changed; empty when all was as wanted.
@@ -70,7 +78,7 @@ async def provision(
     Raises:
         Refused: the server is too old.
     """
-    link = Link("provision", "provision")
+    link = Link("provision", "provision", access or Access())
     await link.open(url, within_s=within_s)
     try:
         changes: list[Change] = []

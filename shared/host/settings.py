@@ -18,6 +18,7 @@ import yaml
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from shared.bus.access import Access
 from shared.errors import BadInput
 
 FILE_VARIABLE = "MEDIAFLEET_SETTINGS_FILE"
@@ -89,6 +90,20 @@ class SharedSettings(_FromFile):
     model_config = SettingsConfigDict(env_prefix="MEDIAFLEET_", extra="ignore")
 
     nats_url: str = Field(default="nats://127.0.0.1:4222", description="Where the bus is.")
+    nats_user: str = Field(default="", description="User on the bus, with NATS_PASSWORD_FILE.")
+    nats_password_file: Path | None = Field(default=None, description="Holds that user's password.")
+    nats_token_file: Path | None = Field(
+        default=None,
+        description="Holds a projected service account token, by which the bus knows a node's agents; "
+        "read again at every connection.",
+    )
+    nats_nkey_file: Path | None = Field(
+        default=None, description="Holds the seed of this service's nkey; needs mediafleet[callout]."
+    )
+    nats_ca_file: Path | None = Field(
+        default=None,
+        description="Certificates that the bus's must be signed by; given, nothing is said without TLS.",
+    )
     node_name: str = Field(default="", description="The Kubernetes node; needed by node services only.")
     instance: str = Field(
         default_factory=socket.gethostname,
@@ -120,6 +135,19 @@ class SharedSettings(_FromFile):
         gt=0,
         description="Lanes may take this long to finish after SIGTERM; then they are cut off.",
     )
+
+    @property
+    def access(self) -> Access:
+        """How this process shows the bus who it is."""
+        return Access(
+            user=self.nats_user,
+            password_file=self.nats_password_file,
+            token_file=self.nats_token_file,
+            nkey_file=self.nats_nkey_file,
+            ca_file=self.nats_ca_file,
+            # Agents of all nodes share an account; each has inboxes of its own.
+            place=self.node_name if self.nats_token_file is not None else "",
+        )
 
 
 class ServiceSettings(_FromFile):
