@@ -15,11 +15,13 @@ from services.simulator.api.resources import (
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     EVENTS,
+    GUARDIAN_POLICIES,
     JOBS,
     MEDIA_RESOURCES,
     NAMESPACES,
     NODES,
     PODS,
+    REMEDIATION_POLICIES,
     REPLICASETS,
     Resource,
 )
@@ -359,6 +361,24 @@ def _media_causes(body: Json) -> Causes:
     return causes
 
 
+def _policy_causes(body: Json) -> Causes:
+    """What every policy's definition says: its name is `default`, its spec is an object.
+
+    The schema and rules of the fields are the real API server's to check; the service checks again.
+    """
+    name = body["metadata"]["name"]
+    causes: Causes = []
+    if name != "default":
+        problem = f"Invalid value: there is one {body['kind']}, and its name is default"
+        causes.append(Cause("FieldValueInvalid", problem, "<nil>"))
+    if body.get("spec") is None:
+        causes.append(Cause("FieldValueRequired", "Required value", "spec"))
+    elif not isinstance(body["spec"], dict):
+        problem = f"Invalid value: {body['spec']!r}: spec in body must be of type object"
+        causes.append(Cause("FieldValueTypeInvalid", problem, "spec"))
+    return causes
+
+
 def _default_budget(body: Json, store: Store) -> None:  # noqa: ARG001 - as above
     spec = body.setdefault("spec", {})
     if "minAvailable" not in spec and "maxUnavailable" not in spec:
@@ -395,4 +415,6 @@ _CHECKS: Final[dict[Resource, Callable[[Json], Causes]]] = {
     DISRUPTION_BUDGETS: _budget_causes,
     AUTOSCALERS: _autoscaler_causes,
     MEDIA_RESOURCES: _media_causes,
+    REMEDIATION_POLICIES: _policy_causes,
+    GUARDIAN_POLICIES: _policy_causes,
 }

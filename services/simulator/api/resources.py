@@ -89,6 +89,29 @@ MEDIA_RESOURCES: Final = Resource(
     strategic=False,
 )
 
+REMEDIATION_POLICIES: Final = Resource(
+    "media.example.com",
+    "v1alpha1",
+    "remediationpolicies",
+    "RemediationPolicy",
+    namespaced=False,
+    status=True,
+    generation=True,
+    unconditional=False,
+    strategic=False,
+)
+GUARDIAN_POLICIES: Final = Resource(
+    "media.example.com",
+    "v1alpha1",
+    "guardianpolicies",
+    "GuardianPolicy",
+    namespaced=False,
+    status=True,
+    generation=True,
+    unconditional=False,
+    strategic=False,
+)
+
 ALL: Final = (
     PODS,
     NODES,
@@ -105,6 +128,8 @@ ALL: Final = (
     LEASES,
     PRIORITY_CLASSES,
     MEDIA_RESOURCES,
+    REMEDIATION_POLICIES,
+    GUARDIAN_POLICIES,
 )
 
 _OTHER_VERSIONS: Final = (
