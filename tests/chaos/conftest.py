@@ -17,7 +17,7 @@ from tests.chaos.site import Site
 from tests.chaos.site import site as a_site
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def judge() -> AsyncIterator[Judge]:
     """The cluster, and who judges it."""
     async with a_site() as made:

@@ -131,6 +131,7 @@ class Site:
     ever_held: dict[str, set[str]] = field(default_factory=dict)
     injected: set[tuple[str, int]] = field(default_factory=set)
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    witnesses: list[asyncio.Task[None]] = field(default_factory=list)
     _pods: int = 0
 
     # ------------------------------------------------------------------ processes
@@ -234,6 +235,10 @@ class Site:
             async with asyncio.timeout(within_s), self._news:
                 await self._news.wait_for(happened)
         except TimeoutError:
+            for each in self.witnesses:
+                if each.done():
+                    each.result()  # whoever should have seen it is gone, and says why
+            self.stage.check()
             raise AssertionError(f"not within {within_s:g} s: {what}\n{self.story()}") from None
 
     async def said(
@@ -576,7 +581,7 @@ async def site() -> AsyncIterator[Site]:
             await cluster.namespace(namespace)
         async with connect(here.nats_url, service="chaos", instance="witness") as bus:
             made = Site(here, cluster, bus, url, roots)
-            own = [
+            made.witnesses = own = [
                 asyncio.create_task(made.listen(), name="chaos-listen"),
                 asyncio.create_task(made.watch(), name="chaos-watch"),
             ]

@@ -1,0 +1,1 @@
+"""Real processes, broken on purpose; a package so that its cluster ends with its last test."""
