@@ -4,8 +4,8 @@
     python -m deploy.crds --write      make them so
 
 A policy in the cluster and a section of the policy file have the same fields, so one text fits both. Fields
-have no defaults here: what is left out is the service's default, also after that default changed. What no single
-field can say is a `Rule` in CEL, with a message that says what to do.
+have no defaults here: what is left out is the service's default, also after that default changed. What no
+single field can say is a `Rule` in CEL, with a message that says what to do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Rule:
 
     Attributes:
         of: the path of the section that it belongs to; empty is the whole policy.
-        holds: CEL; `{a.b}` is a field of the section, or its default where it is left out.
+        holds: CEL; `{a.b}` is a number of the section, or its default where it is left out; `{default:a.b}`
+            the default alone. Lists and maps are walked as `self` or below `has`: how long an optional value
+            may be the API server does not know, and it refuses the rule.
         message: what is wrong and what to do.
     """
 
@@ -73,7 +75,8 @@ KINDS = (
         rules=(
             Rule(
                 "recovery",
-                "{approvals}.all(step, step in {ladder})",
+                "!has(self.approvals) || self.approvals.all(step,"
+                " has(self.ladder) ? step in self.ladder : step in {default:ladder})",
                 "a step that must be approved has to be on the ladder: add it to recovery.ladder, or drop it"
                 " from recovery.approvals",
             ),
@@ -94,18 +97,18 @@ KINDS = (
                 "one quarantine would retire the device: raise retire_at above penalty",
             ),
             Rule(
-                "drain",
-                "{order}.all(tier, tier in ['besteffort', 'batch', 'online'])",
+                "drain.order",
+                "self.all(tier, tier in ['besteffort', 'batch', 'online'])",
                 "order knows the tiers besteffort, batch and online only",
             ),
             Rule(
-                "drain",
-                "{order}.all(tier, {order}.exists_one(other, other == tier))",
+                "drain.order",
+                "self.all(tier, self.exists_one(other, other == tier))",
                 "a tier stands in order twice: name each once",
             ),
             Rule(
-                "common_cause",
-                "{count}.all(scope, {count}[scope] >= 2)",
+                "common_cause.count",
+                "self.all(scope, self[scope] >= 2)",
                 "one device is no common cause: give every scope of common_cause.count 2 or more",
             ),
             Rule(
@@ -277,24 +280,20 @@ def _section(spec: Json, path: str) -> Json:
 
 def _cel(rule: Rule, model: type[BaseModel]) -> str:
     """The rule with every `{field}` read from the object, or its default where it is left out."""
-    defaults = model().model_dump(mode="json")
-    for name in rule.of.split(".") if rule.of else ():
-        defaults = defaults[name]
     out, rest = "", rule.holds
     while "{" in rest:
         before, _, rest = rest.partition("{")
         path, _, rest = rest.partition("}")
-        value: Any = defaults
-        for name in path.split("."):
+        only, _, path = path.rpartition(":")
+        value: Any = model().model_dump(mode="json")
+        for name in [*rule.of.split("."), *path.split(".")] if rule.of else path.split("."):
             value = value[name]
         optional = ".".join(f"?{name}" for name in path.split("."))
-        out += f"{before}self.{optional}.orValue({_literal(value)})"
+        out += before + (_literal(value) if only else f"self.{optional}.orValue({_literal(value)})")
     return out + rest
 
 
 def _literal(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"'{key}': {_literal(each)}" for key, each in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ", ".join(_literal(each) for each in value) + "]"
     return f"'{value}'" if isinstance(value, str) else str(value)

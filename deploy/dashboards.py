@@ -147,7 +147,6 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                 "Policies refused",
                 {
                     "{{service}}": "sum by (service) (increase(mediafleet_policies_rejected_total[1h]))",
-                    "remediation": "sum(increase(mediafleet_remediation_policies_rejected_total[1h]))",
                     "alert rules": "max(mediafleet_alerting_rules_broken)",
                 },
             ),
