@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from shared.clock import Clock, SystemClock
 from shared.errors import Permanent
-from shared.kube.decode import hpa_from, media_resource_from, node_from, pod_from, workload_from
+from shared.kube.decode import hpa_from, media_resource_from, node_from, pod_from, policy_from, workload_from
 from shared.kube.models import EvictionAnswer
 from shared.kube.port import StaleWrite
 from shared.kube.requests import (
+    POLICY_PLURALS,
+    VERSION,
     WORKLOAD_KINDS,
     classify_eviction,
+    custom_path,
+    definitions_path,
     hpas_path,
     lost_race,
     node_path,
@@ -39,13 +44,25 @@ from shared.kube.watching import Watching
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 
-    from shared.kube.models import Change, Hpa, MediaResource, Node, ObjectRef, Pod, PodRef, Taint, Workload
+    from shared.kube.models import (
+        Change,
+        Hpa,
+        Keep,
+        MediaResource,
+        Node,
+        ObjectRef,
+        Pod,
+        PodRef,
+        PolicyKind,
+        PolicyResource,
+        Taint,
+        Workload,
+    )
 
 T = TypeVar("T")
 
 _MERGE: Final = "application/merge-patch+json"
 _JSON_PATCH: Final = "application/json-patch+json"
-_MEDIA: Final = "/apis/media.example.com/v1alpha1/mediaresources"
 _PAGE: Final = 500
 _WRITE_ATTEMPTS: Final = 5
 """Reads and writes again after losing to another writer; kubelets write their node every few seconds."""
@@ -62,6 +79,7 @@ async def connect(
     timeout_s: float = 5.0,
     component: str = "mediafleet",
     instance: str = "",
+    domain: str = "media.example.com",
     clock: Clock | None = None,
     random: Random | None = None,
 ) -> AsyncIterator[KubeClient]:
@@ -73,6 +91,7 @@ async def connect(
         component: name of the service, ``reportingController`` of Events.
         instance: which copy of it reports Events; the component's name when empty. Both are the User-Agent,
             so that the API server's audit tells copies apart.
+        domain: of our custom resources.
         clock: for the times in Events.
         random: for the jitter of watches.
 
@@ -86,6 +105,7 @@ async def connect(
             transport,
             component=component,
             instance=instance or component,
+            domain=domain,
             clock=clock or SystemClock(),
             random=random or Random(),  # noqa: S311 - jitter, no secret
         )
@@ -97,9 +117,18 @@ class KubeClient:
     """Implements `shared.kube.port.Kube`; made by `connect`."""
 
     def __init__(
-        self, transport: Transport, *, component: str, instance: str, clock: Clock, random: Random
+        self,
+        transport: Transport,
+        *,
+        component: str,
+        instance: str,
+        clock: Clock,
+        random: Random,
+        domain: str = "media.example.com",
     ) -> None:
         self._transport = transport
+        self._domain = domain
+        self._media = custom_path(domain, "mediaresources")
         self._component = component
         self._instance = instance
         self._clock = clock
@@ -148,9 +177,11 @@ class KubeClient:
         node: str | None = None,
         namespace: str | None = None,
         labels: str | None = None,
+        keep: Keep | None = None,
     ) -> AsyncGenerator[Change[Pod], None]:
         """Every pod, SYNCED, then every change."""
-        return self._watch(pods_path(namespace), pod_from, selection(node=node, labels=labels))
+        decode = pod_from if keep is None else partial(pod_from, keep=keep)
+        return self._watch(pods_path(namespace), decode, selection(node=node, labels=labels))
 
     # --- nodes ----------------------------------------------------------------------------------------------
 
@@ -196,9 +227,12 @@ class KubeClient:
             "PATCH", f"{node_path(node)}/status", {"status": {"capacity": dict(resources)}}, _MERGE
         )
 
-    def watch_nodes(self, *, labels: str | None = None) -> AsyncGenerator[Change[Node], None]:
+    def watch_nodes(
+        self, *, labels: str | None = None, keep: Keep | None = None
+    ) -> AsyncGenerator[Change[Node], None]:
         """Every node, SYNCED, then every change."""
-        return self._watch("/api/v1/nodes", node_from, selection(labels=labels))
+        decode = node_from if keep is None else partial(node_from, keep=keep)
+        return self._watch("/api/v1/nodes", decode, selection(labels=labels))
 
     # --- workloads ------------------------------------------------------------------------------------------
 
@@ -263,29 +297,29 @@ class KubeClient:
 
     async def media_resources(self) -> list[MediaResource]:
         """All MediaResources."""
-        return await self._list(_MEDIA, media_resource_from, {})
+        return await self._list(self._media, media_resource_from, {})
 
     async def apply_media_resource(
         self, name: str, spec: Mapping[str, Any], *, labels: Mapping[str, str] | None = None
     ) -> MediaResource:
         """Create the MediaResource, or replace its spec (and set these labels)."""
         for _ in range(_WRITE_ATTEMPTS):
-            body = await self._body(f"{_MEDIA}/{name}")
+            body = await self._body(f"{self._media}/{name}")
             if body is None:
                 metadata = {"name": name, "labels": dict(labels or {})}
                 created = {
-                    "apiVersion": "media.example.com/v1alpha1",
+                    "apiVersion": f"{self._domain}/{VERSION}",
                     "kind": "MediaResource",
                     "metadata": metadata,
                     "spec": dict(spec),
                 }
-                answer = await self._transport.request("POST", _MEDIA, body=created)
+                answer = await self._transport.request("POST", self._media, body=created)
             else:
                 merged = {**(body["metadata"].get("labels") or {}), **(labels or {})}
                 if body.get("spec") == spec and merged == (body["metadata"].get("labels") or {}):
                     return media_resource_from(body)
                 replaced = {**body, "metadata": {**body["metadata"], "labels": merged}, "spec": dict(spec)}
-                answer = await self._transport.request("PUT", f"{_MEDIA}/{name}", body=replaced)
+                answer = await self._transport.request("PUT", f"{self._media}/{name}", body=replaced)
             if answer.status not in (404, 409):
                 raise_for(answer, f"apply MediaResource {name}")
                 return media_resource_from(answer.body)
@@ -293,7 +327,7 @@ class KubeClient:
 
     async def patch_media_resource_status(self, name: str, status: Mapping[str, Any]) -> MediaResource | None:
         """Merge these fields into its status; None when it does not exist."""
-        path = f"{_MEDIA}/{name}/status"
+        path = f"{self._media}/{name}/status"
         answer = await self._transport.request(
             "PATCH", path, body={"status": dict(status)}, content_type=_MERGE
         )
@@ -304,15 +338,58 @@ class KubeClient:
 
     async def delete_media_resource(self, name: str) -> bool:
         """Delete it; False when it was not there."""
-        answer = await self._transport.request("DELETE", f"{_MEDIA}/{name}")
-        if answer.status == 404:  # noqa: PLR2004 - Not Found
-            return False
-        raise_for(answer, f"delete MediaResource {name}")
-        return True
+        return await self._delete(f"{self._media}/{name}", f"MediaResource {name}")
 
     def watch_media_resources(self) -> AsyncGenerator[Change[MediaResource], None]:
         """Every MediaResource, SYNCED, then every change."""
-        return self._watch(_MEDIA, media_resource_from, {})
+        return self._watch(self._media, media_resource_from, {})
+
+    # --- policies -------------------------------------------------------------------------------------------
+
+    async def policies(self, kind: PolicyKind) -> list[PolicyResource]:
+        """All policies of a kind; none where the server does not know the kind."""
+        answer = await self._transport.request("GET", self._policies_path(kind))
+        if answer.status == 404:  # noqa: PLR2004 - Not Found
+            return []
+        raise_for(answer, f"list {kind}")
+        return [policy_from(body, kind) for body in answer.body.get("items") or ()]
+
+    async def patch_policy_status(
+        self, kind: PolicyKind, name: str, status: Mapping[str, Any]
+    ) -> PolicyResource | None:
+        """Put this status in the place of its status (no merge: what is left out is gone)."""
+        path = f"{self._policies_path(kind)}/{name}/status"
+        patch = [{"op": "add", "path": "/status", "value": dict(status)}]
+        answer = await self._transport.request("PATCH", path, body=patch, content_type=_JSON_PATCH)
+        if answer.status == 404:  # noqa: PLR2004 - Not Found
+            return None
+        raise_for(answer, f"status of {kind} {name}")
+        return policy_from(answer.body, kind)
+
+    async def delete_policy(self, kind: PolicyKind, name: str) -> bool:
+        """Delete it; False when it was not there."""
+        return await self._delete(f"{self._policies_path(kind)}/{name}", f"{kind} {name}")
+
+    def watch_policies(self, kind: PolicyKind) -> AsyncGenerator[Change[PolicyResource], None]:
+        """Every policy of a kind, SYNCED, then every change."""
+        return self._watch(self._policies_path(kind), partial(policy_from, kind=kind), {})
+
+    def _policies_path(self, kind: PolicyKind) -> str:
+        return custom_path(self._domain, POLICY_PLURALS[kind])
+
+    async def definitions(self) -> list[str]:
+        """Plurals of the custom resources of our domain that the server knows."""
+        answer = await self._transport.request("GET", definitions_path())
+        if answer.status == 404:  # noqa: PLR2004 - Not Found: a server without custom resources
+            return []
+        raise_for(answer, "list definitions")
+        specs = [body.get("spec") or {} for body in answer.body.get("items") or ()]
+        return sorted(spec["names"]["plural"] for spec in specs if spec.get("group") == self._domain)
+
+    async def delete_definition(self, plural: str) -> bool:
+        """Delete a custom resource's definition, and with it every object of it."""
+        name = f"{plural}.{self._domain}"
+        return await self._delete(f"{definitions_path()}/{name}", f"definition {name}")
 
     # --- Events and discovery -------------------------------------------------------------------------------
 
@@ -340,7 +417,7 @@ class KubeClient:
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
             "eventTime": at,
-            "reportingController": f"media.example.com/{self._component}",
+            "reportingController": f"{self._domain}/{self._component}",
             "reportingInstance": self._instance[:_FIELD_LIMIT],
             "action": action[:_FIELD_LIMIT],
             "reason": reason[:_FIELD_LIMIT],
@@ -401,6 +478,13 @@ class KubeClient:
         answer = await self._transport.request(method, path, body=body, content_type=content_type)
         raise_for(answer, f"{method} {path}")
         return answer.body
+
+    async def _delete(self, path: str, what: str) -> bool:
+        answer = await self._transport.request("DELETE", path)
+        if answer.status == 404:  # noqa: PLR2004 - Not Found
+            return False
+        raise_for(answer, f"delete {what}")
+        return True
 
     async def _change_taints(
         self, node: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]

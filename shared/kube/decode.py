@@ -2,20 +2,28 @@
 
 Lenient where the API is (absent is empty), so an object of a newer server never stops a watch; a quantity
 that does not parse counts as absent rather than as zero.
+
+Texts and whole maps that many objects have in common (a namespace, the labels of one ReplicaSet's pods) are
+one object in memory: a cache of ten thousand pods is mostly such texts.
 """
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from shared.errors import BadInput
-from shared.kube.models import Hpa, MediaResource, Node, Owner, Pod, Taint, Workload
+from shared.kube.models import Hpa, Keep, MediaResource, Node, Owner, Pod, PolicyResource, Taint, Workload
 from shared.kube.quantities import parse_quantity, pod_requests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from decimal import Decimal
+
+    from shared.kube.models import PolicyKind
 
 Json = dict[str, Any]
 
@@ -24,29 +32,36 @@ _REPLICAS_FIELD: Final = {"Job": "parallelism"}
 
 _READY_FIELD: Final = {"Job": "ready", "DaemonSet": "numberReady"}
 
+_ALL: Final = Keep()
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+_SHARED_MAPS: Final = 4096
+"""Different maps kept to be shared: about one per ReplicaSet of a cluster."""
+_SHARED_TEXT: Final = 256
+"""Longer texts are not likely to be the same twice."""
 
-def pod_from(body: Mapping[str, Any]) -> Pod:
+
+def pod_from(body: Mapping[str, Any], *, keep: Keep = _ALL) -> Pod:
     """A v1 Pod."""
     meta, spec, status = _parts(body)
     return Pod(
-        namespace=meta.get("namespace", ""),
+        namespace=sys.intern(meta.get("namespace", "")),
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
-        node=spec.get("nodeName") or "",
-        phase=status.get("phase") or "Unknown",
+        node=sys.intern(spec.get("nodeName") or ""),
+        phase=sys.intern(status.get("phase") or "Unknown"),
         ready=condition(status, "Ready") is True,
         deleting=bool(meta.get("deletionTimestamp")),
         priority=spec.get("priority") or 0,
         owner=owner_from(meta),
         created_at=timestamp(meta.get("creationTimestamp")),
         resource_version=meta.get("resourceVersion", ""),
-        labels=meta.get("labels") or {},
-        annotations=meta.get("annotations") or {},
-        requests=_requests(spec),
+        labels=_kept(meta.get("labels"), keep.labels),
+        annotations=_kept(meta.get("annotations"), keep.annotations),
+        requests=_requests(spec) if keep.quantities else _NONE,
     )
 
 
-def node_from(body: Mapping[str, Any]) -> Node:
+def node_from(body: Mapping[str, Any], *, keep: Keep = _ALL) -> Node:
     """A v1 Node."""
     meta, spec, status = _parts(body)
     info = status.get("nodeInfo") or {}
@@ -56,11 +71,11 @@ def node_from(body: Mapping[str, Any]) -> Node:
         resource_version=meta.get("resourceVersion", ""),
         ready=condition(status, "Ready"),
         unschedulable=bool(spec.get("unschedulable")),
-        labels=meta.get("labels") or {},
-        annotations=meta.get("annotations") or {},
+        labels=_kept(meta.get("labels"), keep.labels),
+        annotations=_kept(meta.get("annotations"), keep.annotations),
         taints=tuple(taint_from(taint) for taint in spec.get("taints") or ()),
-        capacity=_quantities(status.get("capacity")),
-        allocatable=_quantities(status.get("allocatable")),
+        capacity=_quantities(status.get("capacity")) if keep.quantities else _NONE,
+        allocatable=_quantities(status.get("allocatable")) if keep.quantities else _NONE,
         boot_id=info.get("bootID", ""),
         kubelet_version=info.get("kubeletVersion", ""),
     )
@@ -124,11 +139,25 @@ def media_resource_from(body: Mapping[str, Any]) -> MediaResource:
     )
 
 
+def policy_from(body: Mapping[str, Any], kind: PolicyKind) -> PolicyResource:
+    """A policy; a spec that is no mapping stays what it is, for its reader to refuse."""
+    meta = body.get("metadata") or {}
+    return PolicyResource(
+        kind=kind,
+        name=meta.get("name", ""),
+        uid=meta.get("uid", ""),
+        resource_version=meta.get("resourceVersion", ""),
+        generation=meta.get("generation") or 0,
+        spec=body.get("spec") or {},
+        status=body.get("status") or {},
+    )
+
+
 def owner_from(meta: Mapping[str, Any]) -> Owner | None:
     """The controlling owner, if there is one."""
     for owner in meta.get("ownerReferences") or ():
         if owner.get("controller"):
-            return Owner(
+            return _owner(
                 owner.get("kind", ""),
                 owner.get("name", ""),
                 owner.get("uid", ""),
@@ -160,11 +189,37 @@ def _parts(body: Mapping[str, Any]) -> tuple[Json, Json, Json]:
     return body.get("metadata") or {}, body.get("spec") or {}, body.get("status") or {}
 
 
-def _requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
+@lru_cache(_SHARED_MAPS)
+def _owner(kind: str, name: str, uid: str, api_version: str) -> Owner:
+    return Owner(sys.intern(kind), name, uid, sys.intern(api_version))
+
+
+@lru_cache(_SHARED_MAPS)
+def _map(items: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    """Read-only, because many objects have it."""
+    return MappingProxyType(
+        {sys.intern(name): sys.intern(value) if _is_short(value) else value for name, value in items}
+    )
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _SHARED_TEXT
+
+
+def _kept(texts: Mapping[str, str] | None, keys: frozenset[str] | None) -> Mapping[str, str]:
+    if not texts or (keys is not None and not keys):
+        return _NONE
+    items = tuple(item for item in texts.items() if keys is None or item[0] in keys)
+    if keys is None and sum(len(value) for _, value in items) > _SHARED_TEXT:
+        return dict(items)  # last-applied-configuration and the like: nobody has the same
+    return _map(items) if items else _NONE
+
+
+def _requests(spec: Mapping[str, Any]) -> Mapping[str, Decimal]:
     try:
-        return pod_requests(spec)
+        return _map(tuple(pod_requests(spec).items()))
     except BadInput:
-        return {}
+        return _NONE
 
 
 def _quantities(resources: Mapping[str, Any] | None) -> dict[str, Decimal]:

@@ -20,6 +20,9 @@ T = TypeVar("T")
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 """What a taint does to pods that do not tolerate it."""
 
+PolicyKind = Literal["RemediationPolicy", "GuardianPolicy"]
+"""Kinds of custom resources that carry a policy."""
+
 ScalableKind = Literal["Deployment", "ReplicaSet", "StatefulSet"]
 """Kinds with a scale subresource that mediafleet changes."""
 
@@ -52,6 +55,21 @@ class Owner:
     name: str
     uid: str
     api_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a watch keeps of an object besides its own fields, so that ten thousand of them fit.
+
+    Attributes:
+        labels: keys of the labels kept; None: all.
+        annotations: keys of the annotations kept (the largest part of most pods); None: all.
+        quantities: a pod's requests, a node's capacity and allocatable.
+    """
+
+    labels: frozenset[str] | None = None
+    annotations: frozenset[str] | None = None
+    quantities: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +175,19 @@ class MediaResource:
     spec: Mapping[str, Any]
     status: Mapping[str, Any]
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResource:
+    """A policy in the cluster; spec and status as the API has them."""
+
+    kind: PolicyKind
+    name: str
+    uid: str
+    resource_version: str
+    generation: int
+    spec: Mapping[str, Any]
+    status: Mapping[str, Any]
 
 
 class EvictionOutcome(StrEnum):

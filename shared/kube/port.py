@@ -18,11 +18,14 @@ if TYPE_CHECKING:
         Change,
         EvictionAnswer,
         Hpa,
+        Keep,
         MediaResource,
         Node,
         ObjectRef,
         Pod,
         PodRef,
+        PolicyKind,
+        PolicyResource,
         Taint,
         Workload,
     )
@@ -145,6 +148,28 @@ class Kube(Protocol):
         """Delete it; False when it was not there."""
         ...
 
+    async def policies(self, kind: PolicyKind) -> list[PolicyResource]:
+        """All policies of a kind; none where the server does not know the kind."""
+        ...
+
+    async def patch_policy_status(
+        self, kind: PolicyKind, name: str, status: Mapping[str, Any]
+    ) -> PolicyResource | None:
+        """Put this status in the place of its status; None when it does not exist."""
+        ...
+
+    async def delete_policy(self, kind: PolicyKind, name: str) -> bool:
+        """Delete it; False when it was not there."""
+        ...
+
+    async def definitions(self) -> list[str]:
+        """Plurals of the custom resources of our domain that the server knows."""
+        ...
+
+    async def delete_definition(self, plural: str) -> bool:
+        """Delete a custom resource's definition, and with it every object of it; False when there is none."""
+        ...
+
     async def record_event(  # noqa: PLR0917 - an Event is these five things, in the order they are told
         self,
         regarding: ObjectRef,
@@ -163,20 +188,31 @@ class Kube(Protocol):
         node: str | None = None,
         namespace: str | None = None,
         labels: str | None = None,
+        keep: Keep | None = None,
     ) -> AsyncGenerator[Change[Pod], None]:
-        """Every pod that is there, SYNCED, then every change, for ever.
+        """Every pod that is there, SYNCED, then every change, for ever; None keeps all that `Pod` has.
 
         Survives a restart of the server and an expired resourceVersion: it lists again and tells what changed
         meanwhile, deletions included. Close it (``contextlib.aclosing``) to end the watch at once.
         """
         ...
 
-    def watch_nodes(self, *, labels: str | None = None) -> AsyncGenerator[Change[Node], None]:
+    def watch_nodes(
+        self, *, labels: str | None = None, keep: Keep | None = None
+    ) -> AsyncGenerator[Change[Node], None]:
         """The same for nodes."""
         ...
 
     def watch_media_resources(self) -> AsyncGenerator[Change[MediaResource], None]:
         """The same for MediaResources."""
+        ...
+
+    def watch_policies(self, kind: PolicyKind) -> AsyncGenerator[Change[PolicyResource], None]:
+        """The same for the policies of a kind.
+
+        Raises:
+            Permanent: the server does not know the kind, or we may not look.
+        """
         ...
 
     async def api_versions(self) -> Sequence[str]:

@@ -10,7 +10,7 @@ from shared.kube.models import EvictionAnswer, EvictionOutcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shared.kube.models import ObjectRef, Taint
+    from shared.kube.models import ObjectRef, PolicyKind, Taint
     from shared.kube.transport import Answer
 
 WORKLOAD_KINDS: Final = {
@@ -20,6 +20,12 @@ WORKLOAD_KINDS: Final = {
     "DaemonSet": ("/apis/apps/v1", "daemonsets"),
     "Job": ("/apis/batch/v1", "jobs"),
 }
+POLICY_PLURALS: Final[Mapping[PolicyKind, str]] = {
+    "RemediationPolicy": "remediationpolicies",
+    "GuardianPolicy": "guardianpolicies",
+}
+VERSION: Final = "v1alpha1"
+"""Of our custom resources."""
 _UID_DIFFERS: Final = ("the UID in the precondition", "UID in precondition")
 """The API server's words for a pod that is another one; a 409 without them is a lost race."""
 
@@ -96,6 +102,16 @@ def hpas_path(namespace: str | None) -> str:
     """Where the HPAs of a namespace are, or all."""
     where = f"/namespaces/{namespace}" if namespace else ""
     return f"/apis/autoscaling/v2{where}/horizontalpodautoscalers"
+
+
+def custom_path(domain: str, plural: str) -> str:
+    """Where custom resources of ours are."""
+    return f"/apis/{domain}/{VERSION}/{plural}"
+
+
+def definitions_path() -> str:
+    """Where the definitions of custom resources are."""
+    return "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def workload_path(namespace: str, kind: str, name: str) -> str:

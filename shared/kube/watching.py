@@ -95,7 +95,10 @@ class Watching(Generic[T]):
             meta = answer.body.get("metadata") or {}
             version = version or str(meta.get("resourceVersion", ""))
             for body in answer.body.get("items") or ():
-                found[_key(body)] = (_version(body), self.decode(body))
+                key, at = _key(body), _version(body)
+                known = self._known.get(key)
+                # What has not changed stays the same object: a second list costs no second cache.
+                found[key] = known if known and known[0] == at else (at, self.decode(body))
             token = meta.get("continue") or ""
             if not token:
                 break
