@@ -102,8 +102,10 @@ def service(name: str) -> Permissions:
     own = said(name)
     publish = [f"{_API}.INFO", *(f"{PREFIX}.{domain}.>" for domain in own)]
     publish += _reads(*own)
-    # A log's owner forgets what lies below a snapshot; streams of facts refuse it to everybody.
+    # A log's owner forgets what lies below a snapshot, once it has seen that the audit holds it; streams of
+    # facts refuse it to everybody.
     publish += [f"{_API}.STREAM.PURGE.{_stream(d)}" for d in own if DOMAINS[d].keeps is Keeps.LOG]
+    publish.append(f"{_API}.STREAM.MSG.GET.{AUDIT_STREAM}")
     for domain in heard(name):
         family = f"{name}_{domain}"
         publish += _reads(domain)
@@ -155,6 +157,7 @@ def console() -> Permissions:
             publish += _consumer(_stream(domain), consumer)
     for view in VIEW_WRITERS:
         publish += _view_reads(view, "console")
+    publish += _audit()
     return _made(CLUSTER, publish, inbox("console"))
 
 

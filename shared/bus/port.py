@@ -287,6 +287,20 @@ class Bus(Protocol):
         """The last fact of an entity's log."""
         ...
 
+    async def audited(self, of: Entity, sequence: int) -> bool:
+        """Whether the audit holds an entity's log up to a sequence, so that what lies below may be purged.
+
+        A log that was purged, or made anew, since the audit took it is not held: the answer is no.
+        """
+        ...
+
+    def audit(self, place: str, entity: str) -> AsyncIterator[Recorded]:
+        """All that the audit holds about one entity, in every domain, in the order in which it came there.
+
+        Sequences and times are the audit's. Measurements are never in it.
+        """
+        ...
+
     async def purge(self, of: Entity, *, below: int) -> None:
         """Forget an entity's facts with a sequence lower than `below` (after a snapshot)."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 from shared.bus import metrics
 from shared.bus.deadletters import same_fact
@@ -124,6 +125,27 @@ class MemoryBus:
         await self._settle()
         kept = tuple(self.server.aged(of.domain).of(log_of(of.wildcard), after=0))
         return next(self._recorded(of.domain, reversed(kept)), None)
+
+    async def audited(self, of: Entity, sequence: int) -> bool:
+        """Whether the audit holds an entity's log up to a sequence."""
+        await self._settle()
+        log = log_of(of.wildcard)
+        copy = next((message for message in reversed(self.server.audited()) if message.log == log), None)
+        if copy is None or copy.sequence < sequence:
+            return False
+        return self.server.aged(of.domain).messages.get(copy.sequence) is copy
+
+    async def audit(self, place: str, entity: str) -> AsyncIterator[Recorded]:
+        """All that the audit holds about one entity."""
+        await self._settle()
+        token = (escape(place), escape(entity))
+        kept = [
+            replace(message, sequence=number)
+            for number, message in enumerate(self.server.audited(), 1)
+            if tuple(message.subject.split(".")[3:5]) == token
+        ]
+        for recorded in self._recorded("audit", kept):
+            yield recorded
 
     async def purge(self, of: Entity, *, below: int) -> None:
         """Forget an entity's facts below a sequence."""

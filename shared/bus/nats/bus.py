@@ -18,6 +18,7 @@ from shared.bus.nats.consumers import Subscribed
 from shared.bus.nats.lease import TTL_S, NatsLease, hold
 from shared.bus.nats.link import Link
 from shared.bus.nats.pull import Pull
+from shared.bus.nats.streams import AUDIT
 from shared.bus.nats.view import NatsView
 from shared.bus.port import Consumption, Disconnected, Lease, LeaseLost, Recorded, Stored, Subscription, View
 from shared.clock import Clock, SystemClock
@@ -150,6 +151,24 @@ class NatsBus:
             facts = [found async for found in self.read(of)]
             return facts[-1] if facts else None
         return recorded
+
+    async def audited(self, of: Entity, sequence: int) -> bool:
+        """Whether the audit holds an entity's log up to a sequence."""
+        copy = await publishing.message(self.link, AUDIT, {"last_by_subj": of.wildcard})
+        if copy is None or copy.origin is None or copy.origin < sequence:
+            return False
+        # A stream that was made anew counts from 1 again: the copy must be of what stands there now.
+        stands = await publishing.message(self.link, DOMAINS[of.domain].stream, {"seq": copy.origin})
+        return stands is not None and (stands.subject, stands.id) == (copy.subject, copy.id)
+
+    async def audit(self, place: str, entity: str) -> AsyncIterator[Recorded]:
+        """All that the audit holds about one entity."""
+        _, head = await reading.state(self.link, AUDIT)
+        subject = f"{PREFIX}.*.{escape(place)}.{escape(entity)}.*"
+        async for found in reading.stored(self.link, AUDIT, subject, after=0, up_to=head):
+            recorded = _recorded(found)
+            if recorded is not None:
+                yield recorded
 
     async def purge(self, of: Entity, *, below: int) -> None:
         """Forget an entity's facts with a sequence lower than `below`."""

@@ -37,9 +37,14 @@ _FULL_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Message(StoredMessage):
-    """One message, with the id it was published with."""
+    """One message, with the id it was published with.
+
+    Attributes:
+        origin: sequence in the stream that it was sourced from; None when it was published here.
+    """
 
     id: str | None
+    origin: int | None = None
 
 
 async def publish(link: Link, event: AnyEvent, *, within_s: float = SAY_WITHIN_S) -> Stored:
@@ -124,12 +129,15 @@ async def message(link: Link, stream: str, wanted: dict[str, Any]) -> Message | 
     found: dict[str, Any] = answer["message"]
     raw = base64.b64decode(found.get("hdrs", "")).decode()
     headers = dict(line.split(": ", 1) for line in raw.split("\r\n")[1:] if ": " in line)
+    source = headers.get("Nats-Stream-Source")
     return Message(
         found["subject"],
         int(found["seq"]),
         base64.b64decode(found.get("data", "")),
         moment(found["time"]),
         headers.get("Nats-Msg-Id"),
+        # `FLEET_HEALTH 17 > > fleet.v1...`: the stream, the sequence there, and how it was chosen.
+        None if source is None else int(source.split(" ")[1]),
     )
 
 
