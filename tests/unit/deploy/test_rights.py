@@ -3,6 +3,7 @@
 import ast
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from shared.errors import Permanent
 from shared.kube.client import KubeClient
 from shared.kube.models import ObjectRef, Owner, Pod, PodRef, Taint
 from shared.kube.port import Kube
-from shared.kube.requests import WORKLOAD_KINDS
+from shared.kube.requests import POLICY_PLURALS, WORKLOAD_KINDS
 from shared.kube.transport import Answer, Transport
 from tests.unit.deploy.manifests import CLUSTER_SERVICES, NODE_SERVICES, ROOT, build, named, of_kind
 
@@ -46,7 +47,8 @@ class Asked:
     async def lines(self, path: str, *_: Any, **__: Any) -> AsyncIterator[bytes]:
         group, resource, _verb = cast("Right", right_of("GET", path))
         self.rights.add((group, resource, "watch"))
-        raise Permanent("that is all")
+        if path:
+            raise Permanent("that is all")
         yield b""
 
 
@@ -72,6 +74,10 @@ async def _first(changes: Any) -> None:
             continue
 
 
+async def _first_of(watch: Callable[[Any], Any], kind: str) -> None:
+    await _first(watch(kind))
+
+
 CALLS: dict[str, Callable[[KubeClient], list[Callable[[], Awaitable[object]]]]] = {
     "pods": lambda kube: [lambda: kube.pods(node="n")],
     "pod": lambda kube: [lambda: kube.pod("ns", "n")],
@@ -85,12 +91,9 @@ CALLS: dict[str, Callable[[KubeClient], list[Callable[[], Awaitable[object]]]]] 
     ],
     "patch_node_labels": lambda kube: [lambda: kube.patch_node_labels("n", {})],
     "patch_node_capacity": lambda kube: [lambda: kube.patch_node_capacity("n", {})],
-    "owner_workload": lambda kube: [
-        lambda kind=kind: kube.owner_workload(pod(kind))
-        for kind in WORKLOAD_KINDS  # type: ignore[misc]
-    ],
-    "workload": lambda kube: [lambda kind=kind: kube.workload("ns", kind, "n") for kind in WORKLOAD_KINDS],  # type: ignore[misc]
-    "scale": lambda kube: [lambda kind=kind: kube.scale("ns", kind, "n", 2) for kind in SCALABLE],  # type: ignore[misc]
+    "owner_workload": lambda kube: [partial(kube.owner_workload, pod(kind)) for kind in WORKLOAD_KINDS],
+    "workload": lambda kube: [partial(kube.workload, "ns", kind, "n") for kind in WORKLOAD_KINDS],
+    "scale": lambda kube: [partial(kube.scale, "ns", kind, "n", 2) for kind in SCALABLE],
     "hpas": lambda kube: [kube.hpas],
     "patch_hpa_min": lambda kube: [lambda: kube.patch_hpa_min("ns", "n", 2, {})],
     "media_resources": lambda kube: [kube.media_resources],
@@ -103,6 +106,14 @@ CALLS: dict[str, Callable[[KubeClient], list[Callable[[], Awaitable[object]]]]] 
     "watch_pods": lambda kube: [lambda: _first(kube.watch_pods())],
     "watch_nodes": lambda kube: [lambda: _first(kube.watch_nodes())],
     "watch_media_resources": lambda kube: [lambda: _first(kube.watch_media_resources())],
+    "policies": lambda kube: [partial(kube.policies, kind) for kind in POLICY_PLURALS],
+    "patch_policy_status": lambda kube: [
+        partial(kube.patch_policy_status, kind, "n", {}) for kind in POLICY_PLURALS
+    ],
+    "delete_policy": lambda kube: [partial(kube.delete_policy, kind, "n") for kind in POLICY_PLURALS],
+    "watch_policies": lambda kube: [partial(_first_of, kube.watch_policies, kind) for kind in POLICY_PLURALS],
+    "definitions": lambda kube: [kube.definitions],
+    "delete_definition": lambda kube: [lambda: kube.delete_definition("n")],
     "api_versions": lambda kube: [kube.api_versions],
 }
 """Every call of the port, in each way that asks for another right."""
@@ -144,6 +155,17 @@ def called(service: str) -> set[str]:
     return found
 
 
+def foreign_policies(service: str) -> set[str]:
+    """Resources of the policies whose kind a service's code does not name."""
+    named = {
+        node.value
+        for path in (ROOT / "services" / service).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+    }
+    return {plural for kind, plural in POLICY_PLURALS.items() if kind not in named}
+
+
 def granted(service: str) -> set[Right]:
     roles = [
         each
@@ -179,6 +201,8 @@ async def test_a_service_has_the_rights_that_its_code_uses_and_no_other(service:
     used: set[Right] = set()
     for call in called(service):
         used |= await rights_of(call)
+    foreign = foreign_policies(service)
+    used = {right for right in used if right[1].partition("/")[0] not in foreign}
     assert granted(service) == used
 
 
