@@ -112,9 +112,7 @@ async def build(say: Say) -> None:
     if not todo:
         return
     go = await _toolchain(say)
-    say(
-        f"building {len(todo)} of {len(BINARIES)} programs into {cache()} (all: 17 minutes on two cores)"
-    )
+    say(f"building {len(todo)} of {len(BINARIES)} programs into {cache()} (all: 17 minutes on two cores)")
     for binary in todo:
         await _compile(go, binary, say)
 

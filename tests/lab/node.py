@@ -203,6 +203,7 @@ class Node:
             "resolvConf": str(self._system / "resolv.conf"),
             "clusterDomain": CLUSTER_DNS_DOMAIN,
             "nodeStatusUpdateFrequency": "1s",
+            "nodeLeaseDurationSeconds": 8,  # renewed each quarter of it
             "registerNode": True,
             # The disk and memory of the machine are shared with everything else on it.
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},

@@ -110,7 +110,9 @@ class Daemon:
     async def start(
         self, *argv: str | Path, env: Mapping[str, str] | None = None, nested: bool = False
     ) -> None:
-        """Start it; `nested` where the command forks the real process (nsenter and unshare with --pid)."""
+        """Start it unless it runs; `nested` where the command forks the real one (nsenter, unshare --pid)."""
+        if self.pid:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         words = [str(each) for each in argv]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
