@@ -1,7 +1,7 @@
 """The policy of remediation: every number that decides, with its reason.
 
-It is the section `remediation` of the policy file.
-How the file is read and read again is in `policy_file`.
+It is the section `remediation` of the policy file; how the file is read and read again is in
+`shared.host.policy`.
 """
 
 from __future__ import annotations

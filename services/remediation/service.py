@@ -24,7 +24,6 @@ from services.remediation.context import Context, Look, Memory
 from services.remediation.decide import Case, RemediationDecider
 from services.remediation.fleet import Fleet
 from services.remediation.policy import Policy
-from services.remediation.policy_file import PolicyFile
 from services.remediation.record import Record
 from services.remediation.routing import TO_BUDGET, route
 from services.remediation.settings import RemediationSettings
@@ -36,6 +35,7 @@ from shared.events import AnyEvent, Entity, Payload, Unknown, device, world
 from shared.events import remediation as say
 from shared.events.parts import UNHEALTHY, PodRef
 from shared.host import Host
+from shared.host.policy import PolicyFile
 from shared.host.tasks import together
 from shared.kube.client import connect
 from shared.kube.port import Kube
@@ -225,7 +225,7 @@ class Remediation:
 
 async def run(host: Host, settings: RemediationSettings) -> None:
     """Remediate whenever the lease is ours."""
-    policy = PolicyFile(host.shared.policy_file)
+    policy = PolicyFile(host.shared.policy_file, "remediation", Policy)
 
     async def active(lease: Lease) -> None:
         async with connect(
@@ -249,9 +249,4 @@ async def run(host: Host, settings: RemediationSettings) -> None:
                 log.error("this version is too old; the lease is left to others", reason=str(error))
                 await asyncio.sleep(settings.yield_s)
 
-    async def follow_policy() -> None:
-        while True:
-            await asyncio.sleep(settings.policy_look_s)
-            policy.refresh()
-
-    await together(remediation=hold_office(), policy=follow_policy())
+    await together(remediation=hold_office(), policy=policy.follow(settings.policy_look_s))

@@ -9,11 +9,11 @@ import pytest
 
 from services.remediation.fleet import Fleet, physical
 from services.remediation.policy import Policy
-from services.remediation.policy_file import PolicyFile
 from shared.errors import BadInput
 from shared.events import Cause, Entity, Payload, event, world
 from shared.events import device as device_facts
 from shared.events.parts import Compatibility
+from shared.host.policy import PolicyFile
 from shared.kube.models import MediaResource, Node, Taint
 from tests.unit.remediation.device_stage import DEVICE, KEY, NODE, START, unified
 
@@ -130,7 +130,7 @@ def write(path: Path, text: str, *, tick: int) -> None:
 
 
 def test_without_a_file_the_defaults_hold() -> None:
-    policy = PolicyFile(None)
+    policy = PolicyFile(None, "remediation", Policy)
     assert policy.current() == Policy()
     assert not policy.refresh()
 
@@ -138,7 +138,7 @@ def test_without_a_file_the_defaults_hold() -> None:
 def test_a_changed_file_is_taken_and_a_bad_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     write(path, "remediation: {strikes: {count: 5}}\nguardian: {dry_run: true}\n", tick=1)
-    policy = PolicyFile(path)
+    policy = PolicyFile(path, "remediation", Policy)
     assert policy.current().strikes.count == 5
     assert not policy.refresh()
     write(path, "remediation: {strikes: {count: 4}}\n", tick=2)
@@ -158,4 +158,4 @@ def test_a_file_that_is_bad_at_the_start_names_its_field(tmp_path: Path) -> None
     path = tmp_path / "policy.yaml"
     write(path, "remediation: {deadlines: {drain_s: -1}}\n", tick=1)
     with pytest.raises(BadInput, match=r"remediation\.deadlines\.drain_s"):
-        PolicyFile(path)
+        PolicyFile(path, "remediation", Policy)
