@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import structlog
 
 from shared.bus.deadletters import Refusal, dead_letter
+from shared.bus.handling import handling
 from shared.bus.lanes import Abandoned, Lanes, really_cancelled
 from shared.bus.metrics import Meters
 from shared.bus.port import Delivery, Disconnected, LeaseLost, Subscription
@@ -303,6 +304,7 @@ class Intake:
 
     async def _skip(self, held: Held) -> None:
         """Refuse what is no envelope for its subject."""
+        handling(None)
         self.meters.skipped.inc()
         problem = held.problem or Permanent("it could not be decoded")
         await self.refuse(held, problem.reason, problem.field)
@@ -335,6 +337,7 @@ class Intake:
     async def _handle(self, held: Held, event: AnyEvent) -> None:
         meters = self.meters
         first_s: float | None = None
+        handling(event)
         while True:
             failure: Exception
             started_s = perf_counter()

@@ -10,7 +10,7 @@ Retries happen inside the lane, so order is kept; nothing else waits for them. A
 `CancelledError` does not end its lane (it is told apart from a real cancellation by `Task.cancelling`).
 
 Context variables that a handler sets may be seen by the next one on the same worker: bind them anew each
-time.
+time (as `handling` is, for logs).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import structlog
 
 from shared.bus import metrics
+from shared.bus.handling import handling
 from shared.bus.port import Disconnected
 from shared.errors import FleetError, Temporary
 
@@ -262,6 +263,7 @@ class _Job:
     async def run(self, lanes: Lanes) -> None:
         started_s = asyncio.get_running_loop().time()
         attempt = 1
+        handling(None)
         while True:
             try:
                 await self._job()

@@ -1,22 +1,20 @@
 """Logs as one JSON object a line on stderr, with the case and event that a line belongs to.
 
-`bind_event` puts ids into the context of the running task, so every line written while an event is handled
-carries them. Secrets never enter: settings hide their input, URLs are logged without user information.
+The bus knows which event a task handles (`shared.bus.handling`), and every line written meanwhile carries its
+ids. Secrets never enter: settings hide their input, URLs are logged without user information.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import orjson
 import structlog
 
+from shared.bus.handling import add_event
 from shared.errors import BadInput
-from shared.events import AnyEvent
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -33,6 +31,7 @@ def configure(service: str, instance: str, level: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            add_event,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -45,18 +44,6 @@ def configure(service: str, instance: str, level: str) -> None:
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(service=service, instance=instance)
     logging.basicConfig(handlers=[_ToStructlog()], level=max(number, logging.WARNING), force=True)
-
-
-@contextmanager
-def bind_event(event: AnyEvent) -> Iterator[None]:
-    """Every line inside carries the event's id, its case and its trace."""
-    fields: dict[str, Any] = {"event_id": event.id, "about": event.subject}
-    if event.correlationid:
-        fields["case"] = event.correlationid
-    if event.traceparent:
-        fields["trace_id"] = event.traceparent.split("-")[1]
-    with structlog.contextvars.bound_contextvars(**fields):
-        yield
 
 
 def _dumps(value: Any, **_: Any) -> bytes:

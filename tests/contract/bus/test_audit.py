@@ -49,7 +49,7 @@ async def test_what_was_purged_is_read_from_the_audit(bus: Bus) -> None:
     await bus.purge(LOG, below=sequences[-1])
     assert await windows(bus) == [3]
     async with asyncio.timeout(WITHIN_S):
-        while len(found := [each.event async for each in bus.audit(NODE, KEY)]) < 4:
+        while len(found := [each.event async for each in bus.audit(NODE, KEY)]) < 4:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     known = [each for each in found if isinstance(each, Event)]
     assert sorted(each.type.rsplit(".", 2)[-2] for each in known) == [

@@ -6,6 +6,7 @@ import orjson
 import pytest
 import structlog
 
+from shared.bus.handling import handling
 from shared.errors import BadInput
 from shared.events import Cause, event
 from shared.events.world import HealthReported
@@ -32,8 +33,9 @@ def test_a_line_is_json_with_the_event_and_case_it_belongs_to(
         source="/test",
         at=datetime(2026, 1, 1, tzinfo=UTC),
     )
-    with logging.bind_event(heard):
-        structlog.get_logger().info("decided", strike=1)
+    handling(heard)
+    structlog.get_logger().info("decided", strike=1)
+    handling(None)
     structlog.get_logger().debug("not shown")
     lines = [orjson.loads(line) for line in capfdbinary.readouterr().err.splitlines()]
     assert len(lines) == 1
