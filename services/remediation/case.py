@@ -280,7 +280,8 @@ def _struck(case: DeviceCase, data: say.Struck, fact: AnyEvent) -> DeviceCase:
         serial=case.serial or data.serial,
         seen=case.seen.moved_to(data.boot_id, data.window_id),
         strikes=(*case.strikes, strike)[-max(data.of, 1) :],
-        needed=data.of,
+        # What struck out stays so: lesser evidence that is heard before the next step takes nothing back.
+        needed=min(case.needed, data.of) if case.struck_out else data.of,
         reached=max(case.reached, data.strike) if case.struck_out else data.strike,
         verdict="unhealthy",
         verdict_at=fact.time,

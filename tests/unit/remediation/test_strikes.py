@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.remediation import strikes
+from services.remediation.case import DeviceCase, evolve
 from services.remediation.policy import Damping
 from services.remediation.strikes import Mark
+from shared.events import Cause, event
+from shared.events import remediation as say
 from shared.events.parts import Evidence
-from tests.unit.remediation.device_stage import START, evidence
+from tests.unit.remediation.device_stage import DEVICE, START, evidence
 
 
 def test_an_empty_mark_is_before_every_window() -> None:
@@ -71,3 +74,20 @@ def test_a_penalty_halves_and_never_grows() -> None:
     assert strikes.decayed(800, START, START - timedelta(seconds=200), policy) == 800
     assert strikes.decayed(800, None, START, policy) == 0
     assert strikes.decayed(0, START, START, policy) == 0
+
+
+def test_lesser_evidence_that_is_heard_before_the_next_step_takes_no_fatal_strike_back() -> None:
+    case = DeviceCase(DEVICE)
+    for number, (strike, of) in enumerate(((1, 1), (2, 3)), start=1):
+        struck = say.Struck(
+            epoch=1,
+            strike=strike,
+            of=of,
+            boot_id="b1",
+            window_id=number,
+            evidence_ids=(f"e{number}",),
+            at=START,
+        )
+        cause = Cause.source("b1", number)
+        case = evolve(case, event(struck, DEVICE, cause=cause, source="/t", at=START))
+    assert case.struck_out
