@@ -151,15 +151,12 @@ def test_an_image_runs_nothing_as_root_and_holds_nothing_to_build_with(images: E
     assert seen.strip() == "True []"
 
 
-def test_compose_plays_the_story_and_the_host_hears_it(compose: Compose) -> None:
+def test_compose_plays_the_story_and_the_host_hears_it(compose: Compose, tmp_path: Path) -> None:
     with timed("up to healthy"):
         compose("up", "--detach")
-    heard = subprocess.Popen(
-        (sys.executable, "-m", "services.console", "events", "--follow", "--since", "1h", "--json"),
-        stdout=subprocess.PIPE,
-        text=True,
-        env=compose.engine.environment,
-    )
+    follow = (sys.executable, "-m", "services.console", "events", "--follow", "--since", "1h", "--json")
+    with (tmp_path / "heard").open("wb") as said:
+        heard = subprocess.Popen(follow, stdout=said, env=compose.engine.environment)
     try:
         with timed("story"):
             # 0 when every step was seen at the API server and the kubelets.
@@ -174,8 +171,8 @@ def test_compose_plays_the_story_and_the_host_hears_it(compose: Compose) -> None
         assert {each["ExitCode"] for each in states} == {0}
     finally:
         heard.terminate()
-        lines, _ = heard.communicate(timeout=20)
-    live = {json.loads(line)["type"] for line in lines.splitlines()}
+        heard.wait(20)
+    live = {json.loads(line)["type"] for line in (tmp_path / "heard").read_text().splitlines()}
     assert "io.mediafleet.remediation.readmitted.v1" in live
 
     kept = compose.mediafleet("events", "--subject", "fleet.v1.remediation.>")
