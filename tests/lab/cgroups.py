@@ -28,7 +28,14 @@ class Hierarchies:
 
     v1: tuple[Path, ...]
     v2: Path | None
-    """Only where it has the controllers: the unified folder of a hybrid machine serves nothing here."""
+    """Only where it has the controllers."""
+    hybrid: Path | None = None
+    """The unified folder beside v1: it serves nothing here, but runtimes make their groups in it too."""
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every folder where groups of a lab may be."""
+        return (*self.v1, *(each for each in (self.v2, self.hybrid) if each is not None))
 
 
 def hierarchies() -> Hierarchies:
@@ -43,7 +50,7 @@ def hierarchies() -> Hierarchies:
         if kind == "cgroup2":
             second = place
     if first:
-        return Hierarchies(tuple(first), None)
+        return Hierarchies(tuple(first), None, second)
     if second is None or not set((second / "cgroup.controllers").read_text().split()) >= _NEEDED:
         raise LabError("no cgroups with cpu, cpuset, memory and pids here: run the lab where root has them")
     return Hierarchies((), second)
@@ -107,8 +114,7 @@ def _move(source: Path, target: Path) -> bool:
 
 def groups(lab: str) -> list[Path]:
     """All groups of a lab that exist, the deepest first."""
-    found = hierarchies()
-    tops = [top / lab for top in (*found.v1, *([found.v2] if found.v2 else []))]
+    tops = [top / lab for top in hierarchies().all]
     return [Path(folder) for top in tops if top.exists() for folder, _, _ in os.walk(top, topdown=False)]
 
 

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -184,9 +185,14 @@ def _remove_mount_points(layout: Layout) -> None:
             Path(each).rmdir()
 
 
+def _named(folder: Path) -> re.Pattern[str]:
+    """The folder of this lab, and not of another whose name begins alike."""
+    return re.compile(re.escape(str(folder)) + r"(?![-\w])")
+
+
 def _mounts(folder: Path) -> list[str]:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [line.split()[4] for line in lines if str(folder) in line]
+    return [line.split()[4] for line in lines if _named(folder).search(line)]
 
 
 async def down(name: str = DEFAULT, say: Say = silent) -> None:
@@ -218,16 +224,18 @@ async def _down(name: str, *, keep_logs: bool = False) -> bool:
 
 
 def leftovers(name: str) -> list[str]:
-    """Anything of a lab that is still there: processes, groups, mounts, files."""
-    folder = str(Layout.folder(name))
+    """Anything of a lab that is still there: processes, groups, mounts, network devices, files."""
+    folder = Layout.folder(name)
     found = [str(each) for each in cgroups.groups(f"mf-{name}")]
-    found += [f"mount {each}" for each in _mounts(Layout.folder(name))]
+    found += [f"mount {each}" for each in _mounts(folder)]
+    devices = Path("/sys/class/net")
+    found += [f"device {each.name}" for own in ("", "-*") for each in devices.glob(f"mf-{name}{own}")]
     for each in Path("/proc").iterdir():
         if each.name.isdigit() and int(each.name) != os.getpid():
             with contextlib.suppress(OSError):
                 command = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if folder in command:
+                if _named(folder).search(command):
                     found.append(f"process {each.name} {command[:80]}")
-    if Path(folder).exists():
-        found.append(folder)
+    if folder.exists():
+        found.append(str(folder))
     return found

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.lab import image
+from tests.lab import cgroups, image
 from tests.lab import lab as labs
 from tests.lab.fixtures import why_not
 from tests.lab.lab import Lab, leftovers
 from tests.lab.node import Node
 from tests.lab.system import until
 
-SETTINGS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")
+SETTINGS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 
 
 def machine() -> dict[str, Any]:
-    """What a lab might change on the machine."""
-    links = json.loads(subprocess.run(["ip", "-j", "link"], check=True, capture_output=True).stdout)
-    routes = subprocess.run(["ip", "route", "show", "table", "all"], check=True, capture_output=True).stdout
+    """What a lab might change on the machine beside things with its name."""
     return {
-        "links": sorted(each["ifname"] for each in links),
-        "routes": sorted(routes.decode().splitlines()),
-        "mounts": sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "settings": [(Path("/proc/sys") / each).read_text() for each in SETTINGS],
         "folders": [Path(each).exists() for each in ("/var/lib/kubelet", "/var/lib/cni")],
+        "controllers": [
+            (top / "cgroup.subtree_control").read_text()
+            for top in cgroups.hierarchies().all
+            if (top / "cgroup.subtree_control").exists()
+        ],
     }
 
 
