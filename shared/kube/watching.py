@@ -2,8 +2,9 @@
 
 The server may close a watch at any time, forget the resourceVersion we stand at (410) or restart. A watch
 that ends well goes on from the last resourceVersion seen (bookmarks keep it young); after 410 everything is
-listed again and what changed meanwhile, deletions included, is told as changes. Waits after failures grow
-with jitter, so that a thousand clients do not come back at once.
+listed again and what changed meanwhile, deletions included, is told as changes. Now and then it is listed
+again unasked, so that a change which something on the way swallowed is not missing for ever. Waits after
+failures grow with jitter, so that a thousand clients do not come back at once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _PAGE: Final = 500
 _WATCH_S: Final = 60
 """How long one watch request lasts. client-go takes 5 to 10 minutes; a minute finds a hanging server sooner,
 and five services that ask once a minute are no load."""
+_RESYNC_S: Final = 1800.0
+"""Listed again after half of this to all of it; a list costs the server as much as minutes of changes."""
 _SHORT_S: Final = 1.0
 """A watch that ends sooner and told nothing has failed: a broken proxy must not be asked in a loop."""
 _SILENCE_S: Final = _WATCH_S + 15.0
@@ -61,12 +64,14 @@ class Watching(Generic[T]):
             Permanent: the server refuses the watch (no right, no such resource).
         """
         failures, loop = 0, asyncio.get_running_loop()
+        resync_s = loop.time()
         while True:
             try:
-                if not self._version:
+                if not self._version or loop.time() >= resync_s:
                     async for change in self._list():
                         yield change
                     failures = 0
+                    resync_s = loop.time() + _RESYNC_S * self.random.uniform(0.5, 1.0)
                 opened_s, told = loop.time(), False
                 async for change in self._watch():
                     failures, told = 0, True

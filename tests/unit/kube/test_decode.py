@@ -3,8 +3,16 @@ from decimal import Decimal
 
 import pytest
 
-from shared.kube.decode import hpa_from, media_resource_from, node_from, pod_from, timestamp, workload_from
-from shared.kube.models import EvictionOutcome, Owner, PodRef, Taint
+from shared.kube.decode import (
+    hpa_from,
+    media_resource_from,
+    node_from,
+    pod_from,
+    policy_from,
+    timestamp,
+    workload_from,
+)
+from shared.kube.models import EvictionOutcome, Keep, Owner, PodRef, Taint
 from shared.kube.requests import classify_eviction
 from shared.kube.transport import Answer, raise_for
 
@@ -116,3 +124,47 @@ def test_a_409_means_another_pod_only_when_it_speaks_of_the_uid() -> None:
     race = "the object has been modified; please apply your changes to the latest version and try again"
     answers = [classify_eviction(Answer(409, {"message": text})).outcome for text in (evicting, stored, race)]
     assert answers == [EvictionOutcome.REPLACED, EvictionOutcome.REPLACED, EvictionOutcome.THROTTLED]
+
+
+def of_replica_set(name: str) -> dict[str, object]:
+    owner = {"kind": "ReplicaSet", "name": "".join(["r", "s"]), "uid": "1", "controller": True}
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {"app": "".join(["ed", "ge"])},
+            "annotations": {"sla/latency-p99-ms": "50", "kubectl.kubernetes.io/last-applied": "x" * 1000},
+            "ownerReferences": [owner],
+        },
+        "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "500m"}}}]},
+    }
+
+
+def test_what_pods_have_in_common_is_one_object_that_nobody_can_write_to() -> None:
+    first, second = pod_from(of_replica_set("a")), pod_from(of_replica_set("b"))
+    assert first.labels is second.labels
+    assert first.requests is second.requests
+    assert first.owner is second.owner
+    with pytest.raises(TypeError):
+        first.labels["app"] = "other"  # type: ignore[index]
+
+
+def test_a_watch_keeps_what_it_is_told_to_keep() -> None:
+    keep = Keep(labels=frozenset(), annotations=frozenset({"sla/latency-p99-ms"}), quantities=False)
+    pod = pod_from(of_replica_set("a"), keep=keep)
+    assert (pod.labels, pod.requests) == ({}, {})
+    assert pod.annotations == {"sla/latency-p99-ms": "50"}
+    assert len(pod_from(of_replica_set("a")).annotations) == 2
+    node = node_from({"status": {"capacity": {"cpu": "4"}}}, keep=keep)
+    assert node.capacity == {}
+
+
+def test_a_policy_is_read() -> None:
+    meta = {"name": "default", "uid": "u", "generation": 3, "resourceVersion": "9"}
+    policy = policy_from({"metadata": meta, "spec": {"dry_run": True}}, "GuardianPolicy")
+    assert (policy.kind, policy.name, policy.generation, policy.spec, policy.status) == (
+        "GuardianPolicy",
+        "default",
+        3,
+        {"dry_run": True},
+        {},
+    )

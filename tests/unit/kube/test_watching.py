@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from random import Random
 from typing import Any
@@ -142,3 +142,41 @@ async def test_waits_after_failures_grow_and_are_bounded() -> None:
 async def test_a_list_that_is_not_allowed_is_permanent() -> None:
     with pytest.raises(Permanent):
         await told(Script([Answer(403, {"message": "no"})], []), 1)
+
+
+async def test_now_and_then_everything_is_listed_again_and_what_was_swallowed_is_told() -> None:
+    class Minutes(Script):
+        """Watches that last their minute and tell nothing."""
+
+        async def lines(self, path: str, query: Json, *, silence_s: float) -> AsyncIterator[bytes]:
+            del path, silence_s
+            await asyncio.sleep(float(query["timeoutSeconds"]))
+            if not query:
+                yield b""
+
+    script = Minutes([page(thing("a"), thing("b")), page(thing("a"), thing("c", 21), version=22)], [])
+    loop = asyncio.get_running_loop()
+    assert await told(script, 6) == [
+        ("added", "a"),
+        ("added", "b"),
+        SYNCED,
+        ("deleted", "b"),
+        ("added", "c"),
+        SYNCED,
+    ]
+    assert 900 <= loop.time() <= 1860
+
+
+async def test_what_a_second_list_shows_unchanged_is_not_kept_twice() -> None:
+    gone = line("ERROR", {"code": 410, "message": "too old"})
+    script = Script([page(thing("a")), page(thing("a"), thing("b", 12), version=20)], [[gone]])
+    decoded: list[str] = []
+
+    def decode(body: Mapping[str, Any]) -> str:
+        decoded.append(str(body["metadata"]["name"]))
+        return decoded[-1]
+
+    watching: Watching[str] = Watching(script, "/things", {}, decode, Random(1))  # type: ignore[arg-type]  # noqa: S311 - jitter
+    async with asyncio.timeout(3600), aclosing(watching.changes()) as changes:
+        assert [(await anext(changes)).item for _ in range(4)] == ["a", None, "b", None]
+    assert decoded == ["a", "b"]
