@@ -1,23 +1,25 @@
-"""A secured bus for each test, from one template of store, keys and certificates."""
+"""One secured bus for a module: a server with TLS and keys, and the callout."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
 from tests.integration.security.site import Site, site
 
 
-@pytest.fixture(scope="session")
-def secured_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the store, the keys and the certificates are kept."""
-    return tmp_path_factory.mktemp("secured")
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="here")
+async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """A bus with everything on."""
+    async with site(tmp_path_factory.mktemp("secured")) as made:
+        yield made
 
 
 @pytest.fixture
-async def here(secured_template: Path, tmp_path: Path) -> AsyncIterator[Site]:
-    """A bus with everything on."""
-    async with site(secured_template, tmp_path) as made:
-        yield made
+def nothing_refused(here: Site) -> Iterator[None]:
+    """The server refuses nothing while the test runs."""
+    before = len(here.violations)
+    yield
+    assert here.violations[before:] == []

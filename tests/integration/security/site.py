@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -214,36 +213,16 @@ def configuration(public: Mapping[str, str], authority: Authority) -> str:
 
 
 @asynccontextmanager
-async def site(template: Path, directory: Path) -> AsyncIterator[Site]:
-    """A provisioned bus with its callout; keys, certificates and store are made once."""
-    keys = template / "keys"
-    first = not keys.exists()
-    public = new_keys(keys)
-    if first:
-        template.joinpath("tls").mkdir()
-    authority = _authority(template)
-    store = template / "store"
-    if store.exists():
-        shutil.copytree(store, directory / "store")
-    async with EmbeddedServer(directory, extra=configuration(public, authority)) as server:
-        here = Site(server, keys, authority, ApiServer())
+async def site(directory: Path) -> AsyncIterator[Site]:
+    """A provisioned bus with its callout."""
+    public = new_keys(directory / "keys")
+    authority = Authority(directory)
+    server = EmbeddedServer(directory / "nats", extra=configuration(public, authority))
+    async with server:
+        here = Site(server, directory / "keys", authority, ApiServer())
         await provision(server.url, access=here.access("provision"))
-        if not store.exists():
-            await server.stop()
-            shutil.copytree(directory / "store", store)
-            await server.start()
-            await provision(server.url, access=here.access("provision"))
         async with answering(here):
             yield here
-
-
-_AUTHORITIES: dict[Path, Authority] = {}
-
-
-def _authority(template: Path) -> Authority:
-    if template not in _AUTHORITIES:
-        _AUTHORITIES[template] = Authority(template / "tls")
-    return _AUTHORITIES[template]
 
 
 @asynccontextmanager

