@@ -75,5 +75,5 @@ def containers(workload: Json) -> Iterator[Json]:
 
 
 def our_workloads(objects: list[Json]) -> list[Json]:
-    ours = (*NODE_SERVICES, *CLUSTER_SERVICES)
+    ours = (*NODE_SERVICES, *CLUSTER_SERVICES, "authcallout")
     return [each for each in of_kind(objects, "DaemonSet", "Deployment") if each["metadata"]["name"] in ours]

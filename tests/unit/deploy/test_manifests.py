@@ -1,5 +1,6 @@
 """What every manifest keeps to, looked at in the overlays as kustomize builds them."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -10,14 +11,16 @@ from deploy import crds
 from services.autoscaler.policy import AutoscalerPolicy
 from services.guardian.policy import GuardianPolicy
 from services.remediation.policy import Policy as RemediationPolicy
-from shared.host import SharedSettings
+from shared.host import ServiceSettings, SharedSettings
 from shared.host.policy import load_policy
+from shared.host.settings import describe
 from tests.unit.deploy.manifests import (
     CLUSTER_SERVICES,
     DEPLOY,
     NODE_SERVICES,
     ROOT,
     WORKLOADS,
+    Json,
     build,
     containers,
     files,
@@ -89,7 +92,7 @@ def test_no_container_is_privileged_or_can_become_more_than_it_is(overlay: str) 
 def test_only_node_agents_run_as_root(overlay: str) -> None:
     for workload in our_workloads(build(overlay)):
         context = pod_spec(workload)["securityContext"]
-        if workload["metadata"]["name"] in CLUSTER_SERVICES:
+        if workload["metadata"]["name"] not in NODE_SERVICES:
             assert context["runAsNonRoot"] is True
             assert context["runAsUser"] > 0
         else:
@@ -169,6 +172,49 @@ def test_node_agents_have_no_token_for_the_api_server_but_one_for_the_bus() -> N
         assert source["audience"] == "nats"
 
 
+def secrets(pod: Json) -> set[str]:
+    return {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+
+
+def test_every_service_sees_its_own_key_for_the_bus_and_of_the_servers_only_the_ca() -> None:
+    objects = build("base")
+    for workload in our_workloads(objects):
+        name, pod = workload["metadata"]["name"], pod_spec(workload)
+        own = {f"mediafleet-bus-{name}"} if name not in NODE_SERVICES else set()
+        also = {"manager": {"mediafleet-bus-provision"}, "authcallout": {"mediafleet-bus-issuer"}}.get(
+            name, set()
+        )
+        assert secrets(pod) == own | also | {"mediafleet-nats-tls"}
+        (ca,) = (each["secret"] for each in pod["volumes"] if each["name"] == "bus-ca")
+        assert ca["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+        (service,) = pod["containers"]
+        assert "bus-key-provision" not in {mount["name"] for mount in service["volumeMounts"]}
+
+
+def test_files_that_settings_name_are_mounted() -> None:
+    objects = build("base")
+    (settings,) = (
+        each["data"]
+        for each in of_kind(objects, "ConfigMap")
+        if each["metadata"]["name"].startswith("mediafleet-settings")
+    )
+    for workload in our_workloads(objects):
+        for container in containers(workload):
+            given = settings | {each["name"]: each.get("value", "") for each in container["env"]}
+            mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+            for name, value in given.items():
+                if name.endswith("_FILE"):
+                    assert any(value.startswith(f"{mount}/") for mount in mounts), (container["name"], name)
+
+
+def test_an_open_bus_leaves_no_trace_of_keys() -> None:
+    objects = build("overlays/dev")
+    assert all(not secrets(pod_spec(workload)) for workload in our_workloads(objects))
+    assert not any("authcallout" in each["metadata"]["name"] for each in objects)
+    assert "_FILE: /var/run/secrets" not in yaml.safe_dump(objects)
+    assert named(objects, "Service", "nats")["spec"]["ports"][0]["port"] == 4222
+
+
 def test_a_rollout_takes_few_nodes_and_never_runs_two_agents_on_one() -> None:
     for name in NODE_SERVICES:
         strategy = named(build("base"), "DaemonSet", name)["spec"]["updateStrategy"]
@@ -210,7 +256,12 @@ def test_every_reference_inside_an_overlay_leads_somewhere(overlay: str) -> None
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_setting_in_a_manifest_is_one_that_the_services_know(overlay: str) -> None:
-    documented = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    known = {variable for variable, _default, _meaning in describe(SharedSettings)}
+    for module in sorted((ROOT / "services").glob("*/settings.py")):
+        own = vars(importlib.import_module(f"services.{module.parent.name}.settings")).values()
+        for each in own:
+            if isinstance(each, type) and issubclass(each, ServiceSettings) and each is not ServiceSettings:
+                known |= {variable for variable, _default, _meaning in describe(each)}
     objects = build(overlay)
     (settings,) = (
         each
@@ -223,7 +274,7 @@ def test_every_setting_in_a_manifest_is_one_that_the_services_know(overlay: str)
             names |= {each["name"] for each in container.get("env") or ()}
     for name in names:
         if name.startswith("MEDIAFLEET_"):
-            assert f"`{name}`" in documented, name
+            assert name in known
 
 
 def test_the_shipped_policy_is_valid_and_lets_the_guardian_only_watch() -> None:
@@ -243,8 +294,8 @@ def test_network_policies_deny_first_and_name_only_pods_that_exist() -> None:
         for workload in our_workloads(objects)
         if pod_spec(workload).get("automountServiceAccountToken")
     }
-    assert automounted == set(CLUSTER_SERVICES) - {"alerting"}
-    assert automounted <= allowed <= automounted | {"authcallout"}
+    assert automounted == {*CLUSTER_SERVICES, "authcallout"} - {"alerting"}
+    assert automounted == allowed
 
 
 def test_admission_forbids_what_the_exceptions_do_not_name() -> None:
