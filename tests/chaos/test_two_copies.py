@@ -80,7 +80,12 @@ async def test_a_holder_that_stood_still_for_longer_than_its_lease_does_nothing_
     await site.said(
         say.PodEvicted, sick.about, since=mark, where=lambda e: e.outcome == "blocked"
     )  # the new holder goes on asking
-    said = [e for e in site.heard[mark:] if e.source.endswith(f"/{asleep}")]
+    # The outcome of what it had asked before is still true, and stands only if nobody wrote meanwhile.
+    said = [
+        e
+        for e in site.heard[mark:]
+        if e.source.endswith(f"/{asleep}") and not isinstance(e.data, say.PodEvicted)
+    ]
     assert not said, said
     log = await site.cluster.access_log(log_at)
     asked = [
