@@ -71,6 +71,11 @@ async def test_a_holder_that_stood_still_for_longer_than_its_lease_does_nothing_
     await site.break_fatally(sick)
     await site.said(say.PodEvicted, sick.about, since=sick.heard_at, where=lambda e: e.outcome == "blocked")
     asleep = await site.active("remediation")
+    # At rest: a request that is already leaving when the process stops cannot be called back by anybody.
+    await site.until(
+        "every order has its outcome",
+        lambda: len(site.has_said(say.PodEvicted, sick)) == len(site.has_said(say.EvictionOrdered, sick)) > 1,
+    )
     site.stage.pause(asleep)
     other = "remediation-1" if asleep == "remediation-2" else "remediation-2"
     await site.until_logs(other, "active", after_s=time.time())
