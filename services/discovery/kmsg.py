@@ -24,6 +24,15 @@ _RECORDS_AT_ONCE = 500
 log = structlog.get_logger()
 
 
+def can_open(path: Path) -> bool:
+    """Whether the log can be opened now; a device rule may forbid it although its file is there."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
 async def follow(path: Path, *, poll_s: float) -> AsyncGenerator[list[bytes], None]:
     """Records as they come, some at a time, for ever; first all that the log still holds.
 

@@ -12,19 +12,19 @@ bus.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from services.discovery import memory, scan
+from services.discovery import klog, memory, scan
 from services.discovery.act import Executor, Request
 from services.discovery.decide import HealthVerdict, Probe
 from services.discovery.environment import read_boot_id, read_environment, read_uptime_s
 from services.discovery.health import Health
 from services.discovery.inventory import Inventory
-from services.discovery.kmsg import follow
+from services.discovery.kmsg import can_open, follow
 from services.discovery.prober import Prober
 from services.discovery.scan import Difference
 from services.discovery.settings import DiscoverySettings
@@ -280,9 +280,17 @@ class Discovery:
 
     async def _kernel(self) -> None:
         first = True
-        async for records in follow(self._root / "dev/kmsg", poll_s=self._settings.kernel_poll_s):
+        async for records in self._kernel_log():
             self.hear_kernel(records, at_start=first)
             first = False
+
+    def _kernel_log(self) -> AsyncGenerator[list[bytes], None]:
+        """The host's own log by the syslog call where its device cannot be opened, as in a pod."""
+        path = self._root / "dev/kmsg"
+        if self._root == Path("/") and not can_open(path) and klog.allowed():
+            log.info("kernel log by the syslog call")
+            return klog.follow(poll_s=self._settings.kernel_ring_s)
+        return follow(path, poll_s=self._settings.kernel_poll_s)
 
     def hear_kernel(self, records: Iterable[bytes], *, at_start: bool = False) -> None:
         """Judge kernel records that were not judged before.

@@ -48,6 +48,11 @@ class DiscoverySettings(ServiceSettings):
     kernel_poll_s: float = Field(
         default=0.02, gt=0, description="How often a kernel log that is a regular file is looked at."
     )
+    kernel_ring_s: float = Field(
+        default=0.5,
+        gt=0,
+        description="The same where /dev/kmsg cannot be opened, as in a pod: a look reads the kernel's ring.",
+    )
     evidence_max_age_s: float = Field(
         default=300.0, gt=0, description="Kernel lines found at start count only when they are younger."
     )
