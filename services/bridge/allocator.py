@@ -12,7 +12,7 @@ is not on the disk must not be answered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ from services.bridge.board import Board
 from services.bridge.identity import Owners, Sighting, owners
 from services.bridge.ledger import Ledger, State
 from services.bridge.reconcile import Adopt, Bind, Release, holders, misaligned, reconcile, stale
-from services.bridge.record import Heard, NodeRecord
+from services.bridge.record import Heard, NodeRecord, Question
 from services.bridge.runtime import container_spec
 from services.bridge.share import Share, catalogue
 from services.bridge.standing import Standing, after
@@ -185,7 +185,7 @@ class Allocator:
             case world.HealthReported():
                 node = node.with_window(key, Window(boot_id=fact.boot_id, window_id=fact.window_id))
             case remediation.Quarantined() if fact.epoch >= before.epoch:
-                if node.fenced.get(key, 0) < fact.epoch:
+                if not node.has_answered(key, fact.epoch, event.id):
                     node = node.with_question(key, event)
             case _:
                 pass
@@ -389,25 +389,25 @@ class Allocator:
             count = sum(1 for each in self._ledger.allocations if each.state is state)
             _ALLOCATIONS.labels(state.value).set(count)
 
-    async def _told(self) -> tuple[str, ...]:
-        """Devices whose quarantine the kubelet has been told of: it stood before the lists went out."""
-        asked = tuple(self._node.questions)
+    async def _told(self) -> Mapping[str, Question]:
+        """By device the quarantine that the kubelet has been told of: it stood before the lists went out."""
+        asked = self._node.questions
         if asked:
             try:
                 async with asyncio.timeout(self._policy.tell.total_seconds()):
                     await self._board.until_told()
             except TimeoutError:
-                log.warning("the kubelet does not take its device list", waiting=asked)
-                return ()
+                log.warning("the kubelet does not take its device list", waiting=tuple(asked))
+                return {}
         return asked
 
-    def _fence(self, told: Sequence[str], seen: Owners | None) -> None:
-        """Answer the quarantines of these devices, as far as everybody who holds them is known."""
-        for key in told:
-            question, standing = self._node.questions.get(key), self.standing(key)
-            if question is None:
-                continue
-            if not standing.quarantined or self._node.fenced.get(key, 0) >= standing.epoch:
+    def _fence(self, told: Mapping[str, Question], seen: Owners | None) -> None:
+        """Answer these quarantines, as far as everybody who holds their devices is known."""
+        for key, question in told.items():
+            standing = self.standing(key)
+            if self._node.questions.get(key) != question:
+                continue  # a wider one came meanwhile: the kubelet has not been told of that
+            if not standing.quarantined or question.epoch not in (0, standing.epoch):
                 self._node, self._unsaved = self._node.without_question(key), True
                 continue
             found = holders(key, standing, self._ledger, seen)

@@ -39,6 +39,7 @@ class Question(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     event_id: str
+    epoch: int = Field(default=0, ge=0, description="of the quarantine; 0: kept by an earlier version")
     correlationid: str | None = None
     traceparent: str | None = None
 
@@ -59,6 +60,10 @@ class NodeRecord(BaseModel):
     standings: dict[str, Standing] = Field(default_factory=dict)
     windows: dict[str, Window] = Field(default_factory=dict, description="last health window by device")
     fenced: dict[str, int] = Field(default_factory=dict, description="last epoch answered by device")
+    answered: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="ids of that epoch's quarantines that were answered; a wider one is another",
+    )
     questions: dict[str, Question] = Field(default_factory=dict, description="quarantines to answer")
     withdrawals: dict[str, Withdrawn] = Field(default_factory=dict, description="not answered by an epoch")
     heard: dict[str, Heard] = Field(default_factory=dict, description="by domain")
@@ -97,11 +102,25 @@ class NodeRecord(BaseModel):
 
     def with_question(self, key: str, event: AnyEvent) -> Self:
         """A quarantine asks who holds the device."""
-        asked = Question(event_id=event.id, correlationid=event.correlationid, traceparent=event.traceparent)
+        asked = Question(
+            event_id=event.id,
+            epoch=event.epoch or 0,
+            correlationid=event.correlationid,
+            traceparent=event.traceparent,
+        )
         return self.model_copy(update={"questions": {**self.questions, key: asked}})
+
+    def has_answered(self, key: str, epoch: int, event_id: str) -> bool:
+        """The quarantine, or one of a later case, was answered."""
+        fenced = self.fenced.get(key, 0)
+        return epoch < fenced or (epoch == fenced and event_id in self.answered.get(key, ()))
 
     def without_question(self, key: str, *, fenced: int | None = None) -> Self:
         """The quarantine of this epoch was answered; without one, the question is moot."""
         rest = {each: asked for each, asked in self.questions.items() if each != key}
-        answered = self.fenced if fenced is None else {**self.fenced, key: fenced}
-        return self.model_copy(update={"questions": rest, "fenced": answered})
+        if fenced is None:
+            return self.model_copy(update={"questions": rest})
+        before = self.answered.get(key, ()) if self.fenced.get(key, 0) == fenced else ()
+        answered = {**self.answered, key: (*before, self.questions[key].event_id)}
+        told = {**self.fenced, key: fenced}
+        return self.model_copy(update={"questions": rest, "fenced": told, "answered": answered})

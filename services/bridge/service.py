@@ -49,6 +49,8 @@ HEARD: Final[dict[str, tuple[type[Payload], ...]]] = {
         remediation.Retired,
         remediation.Held,
         remediation.HoldReleased,
+        remediation.DeadlinePassed,
+        remediation.RemediationSnapshotted,
     ),
 }
 

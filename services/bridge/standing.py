@@ -77,12 +77,17 @@ def after(standing: Standing, fact: Payload) -> Standing:
             return standing
 
 
-def _step(standing: Standing, fact: remediation.CasePayload) -> dict[str, object]:
+def _step(  # noqa: C901, PLR0912 - one answer per kind of fact
+    standing: Standing, fact: remediation.CasePayload
+) -> dict[str, object]:
     """What a fact of the current or a newer case changes."""
     change: dict[str, object] = {}
     match fact:
         case remediation.Quarantined():
             parts = fact.engines if fact.scope != "device" else ()
+            if standing.quarantined and fact.epoch == standing.epoch:
+                # Within an epoch the scope only widens, in whatever order its facts are heard again.
+                parts = tuple(sorted({*standing.parts, *parts})) if standing.parts and parts else ()
             change = {"quarantined": True, "parts": parts, "withdrawn": False}
         case remediation.Opened() if fact.state in OUT_OF_USE:
             # A new case on a retired device is a new device in its slot.
@@ -90,8 +95,17 @@ def _step(standing: Standing, fact: remediation.CasePayload) -> dict[str, object
             change = {"quarantined": True, "parts": (), "withdrawn": False, "retired": retired}
         case remediation.ProbationStarted() | remediation.Readmitted():
             change = {"quarantined": False, "parts": (), "withdrawn": False, "retired": False}
+        case remediation.DeadlinePassed() if fact.timer == "probation":
+            # It did not end healthy: validated again, as before it.
+            change = {"quarantined": True, "parts": ()}
+        case remediation.Closed() if fact.reopens in OUT_OF_USE:
+            # The next case follows: in no moment between the two is the device given.
+            change = {"quarantined": True, "parts": (), "held": False}
         case remediation.Closed():
             change = {"quarantined": False, "parts": (), "held": False}
+        case remediation.RemediationSnapshotted():
+            # All that is left of a closed case, for a bridge that was away while it ended.
+            change = {"quarantined": False, "parts": (), "held": False, "retired": False}
         case remediation.Retired():
             change = {"retired": True, "withdrawn": False}
         case remediation.Held():

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from shared.devices.model import UnifiedDevice
-from shared.events import AnyEvent, device, remediation, world
+from shared.events import FLEET, AnyEvent, device, remediation, world
 from shared.events.parts import UNKNOWN
 
 HEALTHY_PHASE = "Healthy"
@@ -34,6 +34,7 @@ _PHASE: dict[type[object], str] = {
     remediation.Closed: HEALTHY_PHASE,
     remediation.Retired: "Retired",
     remediation.Held: "Held",
+    remediation.RemediationSnapshotted: HEALTHY_PHASE,
 }
 """The phase that a fact of the case puts the device into; other facts leave it."""
 
@@ -48,6 +49,7 @@ PROJECTED: tuple[type[Any], ...] = (
     world.Released,
     world.AllocationsStated,
     remediation.HoldReleased,
+    remediation.DeadlinePassed,
     *_PHASE,
 )
 """What the projection hears."""
@@ -143,6 +145,8 @@ class Fleet:
         """Take a fact; `node/key` of the devices that it changed."""
         if isinstance(event.data, world.AllocationsStated):
             return self._restated(event.of.place, event.data)
+        if event.of.place == FLEET:
+            return ()  # a budget is no device
         before = self._devices.get(event.subject) or Known(event.of.place, event.of.entity)
         after = _fold(before, event)
         if after == before:
@@ -164,7 +168,7 @@ class Fleet:
         return tuple(sorted(changed))
 
 
-def _fold(known: Known, event: AnyEvent) -> Known:  # noqa: PLR0911 - one answer per kind of fact
+def _fold(known: Known, event: AnyEvent) -> Known:  # noqa: C901, PLR0911 - one answer per kind of fact
     match event.data:
         case device.Registered(device=unified, generation=generation):
             return replace(known, unified=unified, state="registered", generation=generation, reasons=())
@@ -193,6 +197,8 @@ def _fold(known: Known, event: AnyEvent) -> Known:  # noqa: PLR0911 - one answer
             return replace(known, phase=_OPENED_AT.get(to_state, HEALTHY_PHASE), epoch=epoch, hold="")
         case remediation.Opened(epoch=epoch, state=state):
             return replace(known, phase=_OPENED_AT.get(state, "Suspect"), epoch=epoch)
+        case remediation.DeadlinePassed(timer="probation", epoch=epoch):
+            return replace(known, phase="Validating", epoch=epoch)
         case remediation.Closed() if known.phase == "Retired":
             return known
         case remediation.CasePayload(epoch=epoch) as fact:

@@ -63,7 +63,8 @@ MEMORY_OWNER: Final = "mediafleet"
 
 REPLACED = "replaced"
 STRUCK_AGAIN = "struck in probation"
-"""Reasons of a close after which the next epoch begins at once, not at suspect."""
+REOPENS: Final = {REPLACED: State.VALIDATING, STRUCK_AGAIN: State.QUARANTINED}
+"""Reasons of a close after which the next epoch begins at once, and in which state."""
 
 DONE: Final = frozenset({"evicted", "gone", "replaced"})
 """Outcomes after which a pod is not asked again."""
@@ -144,6 +145,8 @@ class DeviceCase:
     scope: str = ""
     engines: tuple[str, ...] = ()
     deadline: datetime | None = None
+    asked_by: str = ""
+    superseded: tuple[str, ...] = ()
     fenced_by: str = ""
     plans: int = 0
     pods: tuple[Leaving, ...] = ()
@@ -233,6 +236,7 @@ def snapshot(case: DeviceCase) -> dict[str, Any]:
     """What of a closed case the next one needs."""
     return {
         "serial": case.serial,
+        "tainted": case.tainted,
         "penalty": case.penalty,
         "penalty_at": None if case.penalty_at is None else case.penalty_at.isoformat(),
         "epochs": [at.isoformat() for at in case.epochs],
@@ -318,6 +322,8 @@ def _quarantined(case: DeviceCase, data: say.Quarantined, fact: AnyEvent) -> Dev
     again = case.quarantined
     return _to(case, State.QUARANTINED, fact.time, data.deadline).having(
         quarantined=True,
+        asked_by=fact.id,
+        superseded=(*case.superseded, case.asked_by) if again else (),
         scope=data.scope,
         engines=data.engines,
         reason=data.reason,
@@ -426,7 +432,6 @@ def _readmitted(case: DeviceCase, _: say.Readmitted, fact: AnyEvent) -> DeviceCa
 
 
 def _closed(case: DeviceCase, data: say.Closed, fact: AnyEvent) -> DeviceCase:
-    after = {REPLACED: State.VALIDATING.value, STRUCK_AGAIN: State.QUARANTINED.value}
     return DeviceCase(
         of=case.of,
         epoch=case.epoch,
@@ -438,7 +443,7 @@ def _closed(case: DeviceCase, data: say.Closed, fact: AnyEvent) -> DeviceCase:
         penalty_at=fact.time,
         epochs=case.epochs,
         tainted=case.tainted,
-        reopen=after.get(data.reason, ""),
+        reopen=data.reopens,
         commands=case.commands,
         applied=case.applied,
     )
@@ -524,6 +529,7 @@ def _snapshotted(case: DeviceCase, data: say.RemediationSnapshotted, fact: AnyEv
         epoch=data.epoch,
         since=fact.time,
         serial=state.get("serial"),
+        tainted=state.get("tainted", False),
         seen=Mark(state.get("boot_id", ""), state.get("window_id", -1), tuple(state.get("past_boots", ()))),
         penalty=state.get("penalty", 0.0),
         penalty_at=None if penalty_at is None else datetime.fromisoformat(penalty_at),

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from services.remediation import strikes
 from services.remediation.case import (
     EVICTING,
+    REOPENS,
     REPLACED,
     STRUCK_AGAIN,
     DeviceCase,
@@ -225,6 +226,7 @@ def _close(case: DeviceCase, reason: str, now: datetime, policy: Policy) -> say.
         reason=reason,
         serial=case.serial,
         penalty=0.0 if reason == REPLACED else penalty,
+        reopens=REOPENS.get(reason, ""),
     )
 
 
@@ -238,7 +240,9 @@ def _fenced(case: DeviceCase, said: world.Fenced, cause: AnyEvent, given: Given)
     if said.epoch != case.epoch:
         return stale(case, cause, said.epoch)
     waits = case.quarantined and case.state in {State.QUARANTINED, State.DRAINING, State.STUCK}
-    if cause.id in case.applied or not waits:
+    # An answer to a narrower quarantine of this epoch does not name the pods of the wider one.
+    answers_another = cause.causationid in case.superseded
+    if cause.id in case.applied or answers_another or not waits:
         return None
     return plan(case, said.holders, given.context, given.policy, fenced_by=cause.id)
 

@@ -330,6 +330,9 @@ class Closed(CasePayload):
     reason: str
     serial: str | None = None
     penalty: float = Field(default=0.0, ge=0)
+    reopens: str = Field(
+        default="", description="state in which the next case follows at once; the device stays out meanwhile"
+    )
 
 
 @fact("remediation.retired", by="remediation", to="bridge manager alerting", discriminator=("epoch",))
@@ -396,7 +399,7 @@ class CommandRefused(CasePayload):
 @fact(
     "remediation.deadline-passed",
     by="remediation",
-    to="console",
+    to="bridge manager console",
     discriminator=("epoch", "timer", "pod_uid", "deadline"),
 )
 class DeadlinePassed(CasePayload):
@@ -417,7 +420,12 @@ class StepRefused(CasePayload):
     reason: str
 
 
-@fact("remediation.snapshotted", by="remediation", to="remediation console", discriminator=("epoch",))
+@fact(
+    "remediation.snapshotted",
+    by="remediation",
+    to="remediation bridge manager console",
+    discriminator=("epoch",),
+)
 class RemediationSnapshotted(CasePayload):
     """The folded state of a closed case; what came before it is purged."""
 

@@ -184,7 +184,11 @@ class Misaligned(Payload):
 
 @fact("allocation.fenced", by="bridge", to="remediation", discriminator=("epoch",))
 class Fenced(Payload):
-    """The kubelet gives this device to nobody any more; these pods hold it."""
+    """The kubelet gives this device to nobody any more; these pods hold it.
+
+    It answers the `remediation.quarantined` that is its cause: an epoch whose scope widens is quarantined
+    again, and answered again.
+    """
 
     epoch: int = Field(ge=0)
     holders: tuple[PodRef, ...]

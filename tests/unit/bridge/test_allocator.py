@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -33,12 +33,17 @@ class Node:
     said: list[tuple[str, Payload]] = field(default_factory=list)
     heard: int = 0
     starts: int = 0
+    meanwhile: Callable[[], None] | None = None
+    """What happens once, while the kubelet is asked who holds what."""
 
     def start(self) -> Allocator:
         self.starts += 1
         self.board = Board()
 
         async def look() -> Sighting:
+            happens, self.meanwhile = self.meanwhile, None
+            if happens is not None:
+                happens()
             return self.seen
 
         return Allocator(
@@ -83,8 +88,9 @@ def fatal(window: int = 4) -> world.HealthReported:
     )
 
 
-def quarantined(epoch: int = 1) -> remediation.Quarantined:
-    return remediation.Quarantined(epoch=epoch, reason="xid 79", deadline=AT)
+def quarantined(epoch: int = 1, engines: tuple[str, ...] = ()) -> remediation.Quarantined:
+    scope = "engines" if engines else "device"
+    return remediation.Quarantined(epoch=epoch, scope=scope, engines=engines, reason="xid 79", deadline=AT)
 
 
 def healthy(node: Node, resource: str) -> list[str]:
@@ -169,17 +175,53 @@ class TestFence:
         assert isinstance(fact, world.Fenced)
         assert (fact.as_of.boot_id, fact.as_of.window_id) == ("boot-1", 7)
 
-    async def test_one_epoch_is_answered_once_and_a_moot_question_never(self, node: Node) -> None:
+    async def test_a_quarantine_is_answered_once_and_a_moot_question_never(self, node: Node) -> None:
         allocator = node.with_devices(FIRST)
-        for _ in range(2):
-            node.tell(allocator, A, quarantined())
+        asked = event(quarantined(), ("w", A), cause=Cause("struck out"), source="/t", at=AT)
+        for sequence in (11, 12):
+            allocator.apply(asked, Heard(created=AT, sequence=sequence))
             await allocator.agree()
         assert len(node.of(world.Fenced)) == 1
+        node.heard = 12
         node.tell(allocator, A, quarantined(2))
         node.tell(allocator, A, remediation.Readmitted(epoch=2, after_s=1))
         await allocator.agree()
         assert len(node.of(world.Fenced)) == 1
         assert not allocator.busy
+
+    async def test_an_epoch_whose_scope_widens_is_answered_again_with_everybody_who_holds_it(
+        self, node: Node
+    ) -> None:
+        allocator = await held_by(node, "p1", (NVENC, f"{A}-enc-1-s0"))
+        first, last = f"{A}-enc-0", f"{A}-enc-1"
+        assert last in {each.engine for each in allocator._catalogue[NVENC].values()}
+        node.tell(allocator, A, quarantined(engines=(first,)))
+        await allocator.agree()
+        node.tell(allocator, A, quarantined())
+        await allocator.agree()
+        answers = [fact for _, fact in node.of(world.Fenced) if isinstance(fact, world.Fenced)]
+        assert [(each.epoch, [pod.name for pod in each.holders]) for each in answers] == [
+            (1, []),
+            (1, ["p1"]),
+        ]
+        assert not allocator.busy
+        restarted = node.start()
+        node.heard -= 2
+        node.tell(restarted, A, quarantined(engines=(first,)))
+        node.tell(restarted, A, quarantined())
+        await restarted.agree()
+        assert len(node.of(world.Fenced)) == 2, "heard again after a restart, neither is answered again"
+
+    async def test_a_wider_quarantine_that_comes_while_the_kubelet_is_told_is_told_first(
+        self, node: Node
+    ) -> None:
+        allocator = node.with_devices(FIRST)
+        node.tell(allocator, A, quarantined(engines=(f"{A}-enc-0",)))
+        node.meanwhile = lambda: node.tell(allocator, A, quarantined())
+        await allocator.agree()
+        assert node.of(world.Fenced) == []
+        await allocator.agree()
+        assert len(node.of(world.Fenced)) == 1
 
 
 class TestAllocate:

@@ -31,8 +31,8 @@ def probation(epoch: int) -> remediation.ProbationStarted:
     return remediation.ProbationStarted(epoch=epoch, until=UNTIL)
 
 
-def closed(epoch: int) -> remediation.Closed:
-    return remediation.Closed(epoch=epoch, reason="well")
+def closed(epoch: int, *, reopens: str = "") -> remediation.Closed:
+    return remediation.Closed(epoch=epoch, reason="well", reopens=reopens)
 
 
 def opened(epoch: int, state: str) -> remediation.Opened:
@@ -55,6 +55,39 @@ def test_a_quarantine_of_one_engine_leaves_the_others_and_takes_the_whole_device
     assert out.refusal(WHOLE)
     assert out.refusal(SECOND) == ""
     assert out.usable
+
+
+def test_within_an_epoch_a_quarantine_only_widens() -> None:
+    assert FIRST.engine is not None
+    assert SECOND.engine is not None
+    both = fold(quarantined(1, FIRST.engine), quarantined(1, SECOND.engine))
+    assert both.parts == (FIRST.engine, SECOND.engine)
+    whole = fold(quarantined(1, FIRST.engine), quarantined(1))
+    assert whole.refusal(SECOND)
+    assert fold(quarantined(1, FIRST.engine), start=whole) == whole
+    assert fold(quarantined(2, FIRST.engine), start=whole).parts == (FIRST.engine,)
+
+
+def test_a_device_that_was_replaced_is_given_in_no_moment_between_two_cases() -> None:
+    for before in (fold(quarantined(1)), fold(opened(1, "suspect"))):
+        between = fold(closed(1, reopens="validating"), start=before)
+        assert between.refusal(FIRST)
+        assert fold(opened(2, "validating"), start=between).refusal(FIRST)
+    again = fold(quarantined(1), probation(1), closed(1, reopens="quarantined"))
+    assert again.refusal(FIRST)
+
+
+def test_a_probation_that_does_not_end_healthy_takes_the_device_out_again() -> None:
+    passed = remediation.DeadlinePassed(epoch=1, timer="probation", deadline=AT, state="probation")
+    other = remediation.DeadlinePassed(epoch=1, timer="suspect", deadline=AT, state="suspect")
+    assert fold(quarantined(1), probation(1), passed).refusal(FIRST)
+    assert fold(quarantined(1), probation(1), other).usable
+
+
+def test_a_snapshot_says_that_the_case_ended_while_nobody_listened() -> None:
+    snapshot = remediation.RemediationSnapshotted(epoch=2, state={})
+    assert fold(quarantined(2), remediation.Retired(epoch=2, reason="x"), snapshot).usable
+    assert not fold(quarantined(3), snapshot).usable
 
 
 def test_a_quarantine_of_one_ability_takes_the_unit() -> None:

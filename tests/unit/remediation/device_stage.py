@@ -144,11 +144,12 @@ class Stage:
 
     # ------------------------------------------------------------------ what happens
 
-    def hear(self, data: Payload, *, place: str = NODE, entity: str = KEY) -> AnyEvent:
+    def hear(
+        self, data: Payload, *, place: str = NODE, entity: str = KEY, cause: Cause | None = None
+    ) -> AnyEvent:
         self._count += 1
-        heard = event(
-            data, (place, entity), cause=Cause.source("test", self._count), source="/test", at=self.now
-        )
+        why = cause or Cause.source("test", self._count)
+        heard = event(data, (place, entity), cause=why, source="/test", at=self.now)
         self.engine.hear(heard, self.now)
         return heard
 
@@ -190,14 +191,13 @@ class Stage:
             self.report(evidence(code, class_, at=self.now))
             self.passes(1)
 
-    def fenced(self, *holders: str, epoch: int | None = None) -> AnyEvent:
-        return self.hear(
-            world.Fenced(
-                epoch=self.case.epoch if epoch is None else epoch,
-                holders=tuple(pod(name) for name in holders),
-                as_of=Window(boot_id="b1", window_id=self._window),
-            )
+    def fenced(self, *holders: str, epoch: int | None = None, answering: AnyEvent | None = None) -> AnyEvent:
+        fact = world.Fenced(
+            epoch=self.case.epoch if epoch is None else epoch,
+            holders=tuple(pod(name) for name in holders),
+            as_of=Window(boot_id="b1", window_id=self._window),
         )
+        return self.hear(fact, cause=None if answering is None else Cause.of(answering))
 
     def diagnosed(self, outcome: str = "passed", *, epoch: int | None = None) -> AnyEvent:
         self._window += 1

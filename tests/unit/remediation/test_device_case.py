@@ -179,6 +179,40 @@ def test_engine_faults_take_the_engine_out_and_wider_ones_then_the_device() -> N
     assert len(stage.said(say.Quarantined)) == 2
 
 
+def test_a_wider_quarantine_waits_for_an_answer_of_its_own() -> None:
+    stage = Stage()
+    stage.looks = {one.pod.uid: one for one in (look("on-engine"), look("elsewhere"))}
+    for n in range(3):
+        stage.report(evidence(scope="engine", engine=f"{KEY}-enc-1", n=n))
+    stage.report(evidence(n=8))
+    narrow, wide = [fact for fact in stage.facts if isinstance(fact.data, say.Quarantined)]
+    assert narrow.id != wide.id
+    stage.fenced("on-engine", answering=narrow)
+    assert stage.state() == "quarantined"
+    assert stage.evictions == []
+    stage.fenced("on-engine", "elsewhere", answering=wide)
+    assert sorted(stage.evictions) == ["elsewhere", "on-engine"]
+    assert not stage.said(say.DrainStuck)
+
+
+def test_a_drain_that_widens_keeps_what_it_did_and_takes_the_rest() -> None:
+    stage = Stage()
+    stage.looks = {one.pod.uid: one for one in (look("on-engine"), look("elsewhere"))}
+    stage.outcomes["on-engine"] = [("never", None)] * 99
+    for n in range(3):
+        stage.report(evidence(scope="engine", engine=f"{KEY}-enc-1", n=n))
+    (narrow,) = [fact for fact in stage.facts if isinstance(fact.data, say.Quarantined)]
+    stage.fenced("on-engine", answering=narrow)
+    assert stage.state() == "draining"
+    stage.report(evidence(n=8))
+    assert stage.state() == "quarantined"
+    stage.outcomes.clear()
+    wide = [fact for fact in stage.facts if isinstance(fact.data, say.Quarantined)][-1]
+    stage.fenced("on-engine", "elsewhere", answering=wide)
+    assert sorted(stage.evictions) == ["elsewhere", "on-engine"]
+    assert len([one for one in stage.said(say.EvictionOrdered) if one.pod.name == "on-engine"]) == 1
+
+
 # ---------------------------------------------------------------------- draining
 
 
