@@ -122,7 +122,13 @@ class AutoscalerDecider:
             case facts.ScaleReleased():
                 return replace(case, held=None)
             case facts.ScaleSnapshotted():
-                return replace(case, facts=0, seen=tuple(data.state.get("seen", ())))
+                state = data.state
+                return replace(
+                    case,
+                    facts=0,
+                    seen=tuple(state.get("seen", ())),
+                    applied=tuple(state.get("applied", ())),
+                )
             case facts.ScaleOrdered():
                 return _ordered(case, data, fact)
             case facts.ScaleApplied() | facts.ScaleRefused() | facts.ScaleExpired():
@@ -192,11 +198,13 @@ class AutoscalerDecider:
         return not case.lifts and not case.orders and case.held is None
 
     def snapshot(self, case: ScaleCase) -> Payload | None:
-        """The requests that were answered."""
-        if case.facts < _SNAPSHOT_AFTER:
+        """The requests that were answered, and the causes that were applied."""
+        if not self.closed(case) or case.facts < _SNAPSHOT_AFTER:
             return None
         last = case.seen[-1] if case.seen else "none"
-        return facts.ScaleSnapshotted(request_id=last, state={"seen": list(case.seen)})
+        return facts.ScaleSnapshotted(
+            request_id=last, state={"seen": list(case.seen), "applied": list(case.applied)}
+        )
 
 
 def _answer(

@@ -53,8 +53,20 @@ class Autoscaler:
         source: str,
         domain: str,
         sweep_s: float,
+        compact_after_s: float | None = None,
     ) -> None:
-        """Args: domain: of annotations. sweep_s: how often HPAs are looked over."""
+        """Wire it.
+
+        Args:
+            bus: the bus.
+            kube: the Kubernetes API.
+            clock: time.
+            policy: the policy in force.
+            source: `/mediafleet/autoscaler/<instance>`.
+            domain: of annotations.
+            sweep_s: how often HPAs are looked over.
+            compact_after_s: how long a workload's log rests before it is compacted; None: for ever.
+        """
         self._kube = kube
         self._clock = clock
         self._policy = policy
@@ -62,7 +74,14 @@ class Autoscaler:
         self._scaler = Scaler(kube, domain)
         self._targets: dict[Entity, WorkloadRef] = {}
         self._runner: Runner[ScaleCase, Observed, AutoscalerPolicy] = Runner(
-            bus, AutoscalerDecider(), self, policy=policy, clock=clock, source=source, service="autoscaler"
+            bus,
+            AutoscalerDecider(),
+            self,
+            policy=policy,
+            clock=clock,
+            source=source,
+            service="autoscaler",
+            compact_after_s=None if compact_after_s is None else lambda _: compact_after_s,
         )
 
     async def run(self, lease: Lease) -> None:
@@ -177,6 +196,7 @@ async def run(host: Host, settings: AutoscalerSettings) -> None:
                 source=host.source,
                 domain=host.shared.resource_domain,
                 sweep_s=settings.sweep_s,
+                compact_after_s=settings.compact_after_s,
             ).run(lease)
 
     await together(autoscaler=host.while_active(active), policy=policy.follow())

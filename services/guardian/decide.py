@@ -132,8 +132,8 @@ class GuardianDecider:
     def snapshot(self, case: GuardianCase) -> Payload | None:
         """What outlives the breach."""
         if isinstance(case, BudgetCase):
-            return budget.snapshot(case)
-        return cases.snapshot(case) if case.facts >= _SNAPSHOT_AFTER else None
+            return None if case.frozen else budget.snapshot(case)
+        return cases.snapshot(case) if self.closed(case) and case.facts >= _SNAPSHOT_AFTER else None
 
 
 def _breach(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final
 
 import structlog
 
@@ -18,7 +20,7 @@ from services.guardian.budget import BUDGET, BudgetCase, FleetLook
 from services.guardian.case import SlaCase
 from services.guardian.decide import GuardianCase, GuardianDecider
 from services.guardian.ladder import Look
-from services.guardian.picture import FACTS, HEARD, Picture
+from services.guardian.picture import FACTS, HEARD, Picture, kept
 from services.guardian.policy import GuardianPolicy
 from services.guardian.readings import read
 from services.guardian.settings import GuardianSettings
@@ -34,14 +36,17 @@ from shared.events.parts import PodRef, WorkloadRef
 from shared.events.remediation import HoldRequested, ReleaseRequested
 from shared.events.world import Sampled
 from shared.host import Host
+from shared.host.cluster_policy import ClusterPolicy
 from shared.host.policy import PolicyFile
 from shared.host.tasks import together
 from shared.kube.client import connect
-from shared.kube.models import ChangeKind, ObjectRef, Pod
+from shared.kube.models import ObjectRef, Pod, PolicyKind
+from shared.kube.owners import Owners
 from shared.kube.port import Kube
 
 log = structlog.get_logger(__name__)
 
+_POLICY: Final[PolicyKind] = "GuardianPolicy"
 _SUSPECT_EVERY_S = 1.0
 _TO_BUDGET = (facts.SlaStepProposed, facts.SlaPodEvicted, facts.SlaStepRefused)
 _FROM_BUDGET = (facts.SlaGranted, facts.SlaDenied)
@@ -65,8 +70,20 @@ class Guardian:
         source: str,
         domain: str,
         tick_s: float,
+        compact_after_s: float | None = None,
     ) -> None:
-        """Args: domain: of labels and annotations. tick_s: how often things are looked at unasked."""
+        """Wire it.
+
+        Args:
+            bus: the bus.
+            kube: the Kubernetes API.
+            clock: time.
+            policy: the policy in force.
+            source: `/mediafleet/guardian/<instance>`.
+            domain: of labels and annotations.
+            tick_s: how often things are looked at unasked.
+            compact_after_s: how long a closed breach rests before its log is compacted; None: for ever.
+        """
         self._bus = bus
         self._kube = kube
         self._clock = clock
@@ -74,11 +91,22 @@ class Guardian:
         self._tick_s = tick_s
         self._domain = domain
         self._picture = Picture(domain)
+        self._owners = Owners(kube.owner_workload)
         self._view = WorkloadView(bus)
         self._warned: dict[str, str] = {}
         self._suspected, self._suspected_s = "", -_SUSPECT_EVERY_S
         self._runner: Runner[GuardianCase, Look | FleetLook, GuardianPolicy] = Runner(
-            bus, GuardianDecider(), self, policy=policy, clock=clock, source=source, service="guardian"
+            bus,
+            GuardianDecider(),
+            self,
+            policy=policy,
+            clock=clock,
+            source=source,
+            service="guardian",
+            compact_after_s=None
+            if compact_after_s is None
+            # The budget never rests while the fleet lives, and says by itself when its log is long enough.
+            else lambda case: 0.0 if isinstance(case, BudgetCase) else compact_after_s,
         )
         self._evictor = Evictor(kube, self._picture, clock, still_ours=self._runner.hold_lease)
 
@@ -232,7 +260,7 @@ class Guardian:
         if pod is None or self._picture.owner(uid) is not None:
             return
         try:
-            found = await self._kube.owner_workload(pod)
+            found = await self._owners.of(pod)
         except FleetError as error:
             log.warning("an owner is not known", pod=f"{pod.namespace}/{pod.name}", reason=str(error))
             return
@@ -240,15 +268,12 @@ class Guardian:
         self._picture.owned(uid, WorkloadRef(namespace=pod.namespace, kind=kind, name=name))
 
     async def _watch_pods(self) -> None:
-        async for change in self._kube.watch_pods():
-            if change.kind is ChangeKind.SYNCED:
-                self._picture.synced = True
-            elif change.item is not None and change.kind is ChangeKind.DELETED:
-                self._picture.pod_gone(change.item.uid)
-            elif change.item is not None:
-                self._picture.pod_is(change.item)
-                if self._picture.target(change.item.uid) is not None:
-                    await self._find_owner(change.item.uid)
+        async with aclosing(self._kube.watch_pods(keep=kept(self._domain))) as changes:
+            async for change in changes:
+                self._picture.hear_pod(change)
+                pod = change.item
+                if pod is not None and self._picture.target(pod.uid) is not None:
+                    await self._find_owner(pod.uid)
 
     async def _tick(self) -> None:
         """Look at what nobody's sample asks about: brakes, silence, annotations, the view."""
@@ -283,20 +308,38 @@ class Guardian:
 
 async def run(host: Host, settings: GuardianSettings) -> None:
     """Be the guardian whenever the lease is ours."""
-    policy = PolicyFile(host.shared.policy_file, "guardian", GuardianPolicy)
+    shared = host.shared
+    file = PolicyFile(shared.policy_file, "guardian", GuardianPolicy)
+    policy = ClusterPolicy(
+        file, _POLICY, host.clock, name=shared.policy_resource, domain=shared.resource_domain
+    )
+    async with connect(
+        shared.kube_url,
+        component="mediafleet-guardian",
+        instance=shared.instance,
+        domain=shared.resource_domain,
+    ) as kube:
 
-    async def active(lease: Lease) -> None:
-        async with connect(
-            host.shared.kube_url, component="mediafleet-guardian", instance=host.shared.instance
-        ) as kube:
-            await Guardian(
+        async def active(lease: Lease) -> None:
+            guardian = Guardian(
                 host.bus,
                 kube,
                 host.clock,
                 policy=policy.current,
                 source=host.source,
-                domain=host.shared.resource_domain,
+                domain=shared.resource_domain,
                 tick_s=settings.tick_s,
-            ).run(lease)
+                compact_after_s=settings.compact_after_s,
+            )
+            await together(
+                guardian=guardian.run(lease),
+                policy=policy.answer(kube.patch_policy_status, kube.record_event),
+            )
 
-    await together(guardian=host.while_active(active), policy=policy.follow())
+        async def guard() -> None:
+            await policy.known()
+            await host.while_active(active)
+
+        await together(
+            guardian=guard(), file=file.follow(), policy=policy.watch(lambda: kube.watch_policies(_POLICY))
+        )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from shared.host.settings import ServiceSettings
+from shared.host.settings import DecidingSettings
 
 
-class GuardianSettings(ServiceSettings):
+class GuardianSettings(DecidingSettings):
     """How the guardian runs."""
 
     model_config = SettingsConfigDict(env_prefix="MEDIAFLEET_GUARDIAN__")

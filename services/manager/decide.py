@@ -82,7 +82,7 @@ class Registrar:
             case Lost(reason=reason):
                 return replace(case, state=LOST, reasons=(reason,))
             case DeviceSnapshotted(generation=generation):
-                return replace(case, state=LOST, generation=generation)
+                return replace(case, state=LOST, generation=generation, reasons=(), device=None)
         return case
 
     def decide(
@@ -112,8 +112,8 @@ class Registrar:
         return case.state in (ABSENT, LOST)
 
     def snapshot(self, case: DeviceCase) -> Payload | None:
-        """A lost device is only its generation, so that the next one is newer."""
-        if case.state != LOST:
+        """A lost device is only its generation, so that the next one is newer; None once it is no more."""
+        if case.state != LOST or not case.reasons:
             return None
         return DeviceSnapshotted(generation=case.generation, state={"state": LOST})
 

@@ -87,9 +87,9 @@ class RemediationDecider:
         return not case_.open and not case_.reopen
 
     def snapshot(self, case_: Case) -> Payload | None:
-        """What stands for a closed log; None for a log that is one already."""
+        """What stands for a log: a closed case's, the budget's at any time; None when one does already."""
         if isinstance(case_, BudgetCase):
             return budget.snapshot(case_)
-        if case_.epoch == 0 or not case_.reason:
+        if not self.closed(case_) or case_.epoch == 0 or not case_.reason:
             return None
         return say.RemediationSnapshotted(epoch=case_.epoch, state=case.snapshot(case_))

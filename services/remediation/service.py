@@ -35,13 +35,16 @@ from shared.events import AnyEvent, Entity, Payload, Unknown, device, world
 from shared.events import remediation as say
 from shared.events.parts import UNHEALTHY, PodRef
 from shared.host import Host
+from shared.host.cluster_policy import ClusterPolicy
 from shared.host.policy import PolicyFile
 from shared.host.tasks import together
 from shared.kube.client import connect
+from shared.kube.models import PolicyKind
 from shared.kube.port import Kube
 
 log = structlog.get_logger(__name__)
 
+_POLICY: Final[PolicyKind] = "RemediationPolicy"
 _NEEDS_MEMORY: Final = (world.Withdrawn, say.HoldRequested, say.RetireRequested)
 """What opens a case whatever it says; a report does when its verdict is unhealthy."""
 
@@ -61,6 +64,7 @@ class Remediation:
         source: str,
         domain: str = "media.example.com",
         evict_timeout_s: float = 2.0,
+        compact_after_s: float | None = None,
     ) -> None:
         """Wire it.
 
@@ -72,6 +76,7 @@ class Remediation:
             source: `/mediafleet/remediation/<instance>`.
             domain: of labels, annotations and the taint.
             evict_timeout_s: one try of an eviction.
+            compact_after_s: how long a closed case rests before its log is compacted; None: for ever.
         """
         self._bus = bus
         self._kube = kube
@@ -89,6 +94,10 @@ class Remediation:
             clock=clock,
             source=source,
             service="remediation",
+            compact_after_s=None
+            if compact_after_s is None
+            # The budget never rests while the fleet lives, and says by itself when its log is long enough.
+            else lambda case: 0.0 if isinstance(case, BudgetCase) else compact_after_s,
         )
         self._hand = Hand(
             kube,
@@ -155,8 +164,10 @@ class Remediation:
 
     def said(self, fact: AnyEvent, case: Case) -> None:
         """A fact was appended."""
-        if isinstance(case, DeviceCase):
-            self._record.said(fact, case)
+        if isinstance(case, DeviceCase) and not isinstance(fact.data, say.RemediationSnapshotted):
+            self._record.said(
+                fact, case
+            )  # a snapshot tells nobody anything: the view keeps how the case ended
 
     # ------------------------------------------------------------------ gathering
 
@@ -225,28 +236,45 @@ class Remediation:
 
 async def run(host: Host, settings: RemediationSettings) -> None:
     """Remediate whenever the lease is ours."""
-    policy = PolicyFile(host.shared.policy_file, "remediation", Policy)
+    shared = host.shared
+    file = PolicyFile(shared.policy_file, "remediation", Policy)
+    policy = ClusterPolicy(
+        file, _POLICY, host.clock, name=shared.policy_resource, domain=shared.resource_domain
+    )
+    async with connect(
+        shared.kube_url,
+        component="mediafleet-remediation",
+        instance=shared.instance,
+        domain=shared.resource_domain,
+    ) as kube:
 
-    async def active(lease: Lease) -> None:
-        async with connect(
-            host.shared.kube_url, component="mediafleet-remediation", instance=host.shared.instance
-        ) as kube:
-            await Remediation(
+        async def active(lease: Lease) -> None:
+            remediation = Remediation(
                 host.bus,
                 kube,
                 host.clock,
                 policy=policy.current,
                 source=host.source,
-                domain=host.shared.resource_domain,
+                domain=shared.resource_domain,
                 evict_timeout_s=settings.evict_timeout_s,
-            ).run(lease)
+                compact_after_s=settings.compact_after_s,
+            )
+            await together(
+                remediation=remediation.run(lease),
+                policy=policy.answer(kube.patch_policy_status, kube.record_event),
+            )
 
-    async def hold_office() -> None:
-        while True:
-            try:
-                await host.while_active(active)
-            except Outdated as error:
-                log.error("this version is too old; the lease is left to others", reason=str(error))
-                await asyncio.sleep(settings.yield_s)
+        async def hold_office() -> None:
+            await policy.known()
+            while True:
+                try:
+                    await host.while_active(active)
+                except Outdated as error:
+                    log.error("this version is too old; the lease is left to others", reason=str(error))
+                    await asyncio.sleep(settings.yield_s)
 
-    await together(remediation=hold_office(), policy=policy.follow(settings.policy_look_s))
+        await together(
+            remediation=hold_office(),
+            file=file.follow(settings.policy_look_s),
+            policy=policy.watch(lambda: kube.watch_policies(_POLICY)),
+        )

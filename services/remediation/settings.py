@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from shared.host.settings import ServiceSettings
+from shared.host.settings import DecidingSettings
 
 
-class RemediationSettings(ServiceSettings):
+class RemediationSettings(DecidingSettings):
     """How remediation runs."""
 
     model_config = SettingsConfigDict(env_prefix="MEDIAFLEET_REMEDIATION__")

@@ -2,6 +2,6 @@
 
 from shared.deciders.folds import Outdated
 from shared.deciders.protocol import Decider, Effect, Hands
-from shared.deciders.runner import Audited, Runner
+from shared.deciders.runner import Runner
 
-__all__ = ["Audited", "Decider", "Effect", "Hands", "Outdated", "Runner"]
+__all__ = ["Decider", "Effect", "Hands", "Outdated", "Runner"]

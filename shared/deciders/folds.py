@@ -24,6 +24,10 @@ ContextT = TypeVar("ContextT")
 PolicyT = TypeVar("PolicyT")
 
 
+SNAPSHOT = "snapshotted"
+"""The fact that stands for all before it, in every domain whose logs are compacted."""
+
+
 class Outdated(FleetError):  # noqa: N818 - says what this process is
     """A log holds a fact of a newer version: this replica must yield to one that knows it."""
 
@@ -44,13 +48,22 @@ class Fold(Generic[CaseT]):
         case: the folded case.
         sequence: of the log's last fact; 0 for an empty log.
         last: that fact.
+        first: sequence of the log's first fact; below `sequence` when more than one is kept.
         unknown: the first fact type that this version does not know; "" when all are known.
     """
 
     case: CaseT
     sequence: int = 0
     last: AnyEvent | None = None
+    first: int = 0
     unknown: str = ""
+
+    @property
+    def half_compacted(self) -> bool:
+        """A snapshot stands for the log, and what it stands for was not purged yet."""
+        return (
+            self.last is not None and self.last.data.kind.fact == SNAPSHOT and 0 < self.first < self.sequence
+        )
 
 
 class Folds(Generic[CaseT, ContextT, PolicyT]):
@@ -68,8 +81,8 @@ class Folds(Generic[CaseT, ContextT, PolicyT]):
         self._cold: set[Entity] = set()
         self._complete = False
 
-    async def recover(self) -> None:
-        """Fold the whole domain, in the order of its stream."""
+    async def recover(self) -> dict[Entity, Fold[CaseT]]:
+        """Fold the whole domain, in the order of its stream; every log's fold."""
         folds: dict[Entity, Fold[CaseT]] = {}
         async for recorded in self._bus.history(self._decider.domain):
             of = recorded.event.of
@@ -80,6 +93,7 @@ class Folds(Generic[CaseT, ContextT, PolicyT]):
         for of, fold in folds.items():
             self.keep(of, fold)
         self._complete = True
+        return folds
 
     async def get(self, of: Entity) -> Fold[CaseT]:
         """The case of a log, read when it is not known."""
@@ -104,7 +118,7 @@ class Folds(Generic[CaseT, ContextT, PolicyT]):
 
     def advance(self, of: Entity, fold: Fold[CaseT], fact: AnyEvent, sequence: int) -> Fold[CaseT]:
         """The fold after an own append."""
-        after = Fold(self._decider.evolve(fold.case, fact, sequence), sequence, fact)
+        after = Fold(self._decider.evolve(fold.case, fact, sequence), sequence, fact, fold.first or sequence)
         self.keep(of, after)
         return after
 
@@ -137,10 +151,11 @@ class Folds(Generic[CaseT, ContextT, PolicyT]):
         return Fold(self._decider.initial(of))
 
     def _on(self, fold: Fold[CaseT], recorded: Recorded) -> Fold[CaseT]:
-        fact = recorded.event
+        fact, sequence = recorded.event, recorded.sequence
+        first = fold.first or sequence
         if isinstance(fact, Unknown):
             kind = f"{fact.address.domain}.{fact.address.fact}"
-            return Fold(fold.case, recorded.sequence, fold.last, fold.unknown or kind)
+            return Fold(fold.case, sequence, fold.last, first, fold.unknown or kind)
         if fold.unknown:
-            return Fold(fold.case, recorded.sequence, fold.last, fold.unknown)
-        return Fold(self._decider.evolve(fold.case, fact, recorded.sequence), recorded.sequence, fact)
+            return Fold(fold.case, sequence, fold.last, first, fold.unknown)
+        return Fold(self._decider.evolve(fold.case, fact, sequence), sequence, fact, first)

@@ -10,6 +10,7 @@ EFFECTS = Counter("mediafleet_decider_effects", "Tries of effects, by how they e
 FAILURES = Counter(
     "mediafleet_decider_failures", "Timers and outcomes that raised; the case is tried again", ["domain"]
 )
+COMPACTED = Counter("mediafleet_decider_compacted", "Logs of which only the snapshot was kept", ["domain"])
 OPEN_CASES = Gauge("mediafleet_decider_open_cases", "Cases that are not closed", ["domain"])
 STEP_SECONDS = Histogram(
     "mediafleet_decider_step_seconds",

@@ -98,11 +98,14 @@ class Decider(Protocol[CaseT, ContextT_contra, PolicyT_contra]):
         ...
 
     def closed(self, case: CaseT) -> bool:
-        """Nothing is open: the log may be compacted behind `snapshot`."""
+        """Nothing is open: the case need not be in memory."""
         ...
 
     def snapshot(self, case: CaseT) -> Payload | None:
-        """The fact that stands for the whole log of a closed case; None while it is not worth one."""
+        """The fact (its name is `snapshotted`) that stands for the whole log, so that the rest may be purged.
+
+        None while no fact could (a case is open), or while the log is not worth one.
+        """
         ...
 
 

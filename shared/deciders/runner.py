@@ -11,6 +11,8 @@
 * Effects run outside the lane, one at a time per key, and only with more lease left than they may take. Their
   outcome is appended in the lane. Without an outcome the next holder runs them again: `act` looks first.
 * A log with a fact of a newer version raises `Outdated`: nothing is appended and the lease is yielded.
+* A log that has rested is compacted: once the audit holds it, its snapshot is appended and what lies below is
+  purged. A crash between the two leaves a snapshot above other facts, which is purged after the next start.
 
 A service runs it as
 
@@ -21,20 +23,22 @@ A service runs it as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
 
+from shared.bus.handling import handling
 from shared.bus.port import Bus, Consumption, Delivery, Disconnected, Lease, LeaseLost, Subscription
 from shared.clock import Clock
 from shared.deciders import metrics
 from shared.deciders.folds import Fold, Folds, Outdated
 from shared.deciders.protocol import Decider, Effect, Hands
 from shared.deciders.timers import Timers
-from shared.errors import Conflict, Temporary
+from shared.errors import Conflict, FleetError, Temporary
 from shared.events import AnyEvent, Cause, Entity, Payload, event
 
 CaseT = TypeVar("CaseT")
@@ -58,8 +62,10 @@ _ATTEMPTS = 1_000_000
 _GIVE_UP_S = 3600.0
 """A cause that must wait (`gather` raised `Temporary`) waits in its lane for so long, whatever the tries."""
 
-Audited = Callable[[Entity, int], Awaitable[bool]]
-"""Whether the audit holds a log up to a sequence, so that what lies below may be purged."""
+_ASK_AUDIT_S = 60.0
+"""Between questions whether the audit holds a log."""
+_COMPACT = "compact"
+"""The key under which a compaction is in flight."""
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +83,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         clock: Clock,
         source: str,
         service: str | None = None,
-        audited: Audited | None = None,
+        compact_after_s: Callable[[CaseT], float] | None = None,
     ) -> None:
         """Wire it; nothing runs before `run`.
 
@@ -89,7 +95,8 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
             clock: time.
             source: `/mediafleet/<service>/<instance>`.
             service: names the durable consumers; the decider's domain when not given.
-            audited: given, closed cases are compacted once it says yes.
+            compact_after_s: how long a log that has a snapshot rests before it is compacted; never when not
+                given. A fact is kept at least so long, for those who hear it late.
         """
         self._bus = bus
         self._decider = decider
@@ -98,7 +105,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         self._clock = clock
         self._source = source
         self._service = service or decider.domain
-        self._audited = audited
+        self._compact_after_s = compact_after_s
         self._folds: Folds[CaseT, ContextT, PolicyT] = Folds(bus, decider)
         self._timers = Timers(clock, self._take_up)
         self._lease: Lease | None = None
@@ -145,9 +152,11 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
             Outdated: a log holds a newer version's fact.
         """
         self._lease = lease
-        await self._folds.recover()
-        for of, _ in self._folds.open():
-            self._skipped[of] = None
+        for of, fold in (await self._folds.recover()).items():
+            if fold.unknown or not self._decider.closed(fold.case):
+                self._skipped[of] = None
+            else:
+                self._arm(of, fold)
         self._some_skipped.set()
         try:
             async with self._bus.consume(self._service, self._subscriptions(), lease=lease) as consumption:
@@ -203,6 +212,8 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
             await self._step(of, delivery.event)
 
     async def _timed(self, of: Entity) -> None:
+        known = self._folds.peek(of)
+        handling(None if known is None else known.last)
         try:
             await self._step(of, None)
         except (LeaseLost, Outdated):
@@ -217,6 +228,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
             self._timers.arm(of, self._clock.now() + timedelta(seconds=_AFTER_FAILURE_S))
 
     async def _record(self, of: Entity, effect: Effect, outcome: Payload) -> None:
+        handling(effect.ordered)
         try:
             fold = await self._known(of)
             while any(listed.key == effect.key for listed in self._decider.effects(fold.case)):
@@ -240,7 +252,6 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         if self.caught_up:
             fold = await self._exhaust(of, fold, None)
             self._start_effects(of, fold)
-            self._compact(of, fold)
         elif not self._decider.closed(fold.case):
             self._skip(of)
         self._arm(of, fold)
@@ -333,6 +344,11 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         now = self._clock.now()
         if at is not None and at <= now:
             at = now + timedelta(seconds=_LOOK_AGAIN_S)
+        rested_at = self._rested_at(of, fold)
+        if rested_at is not None and rested_at <= now and self.caught_up:
+            self._compact(of, fold.sequence)
+        elif rested_at is not None:
+            at = rested_at if at is None else min(at, rested_at)
         self._timers.arm(of, at)
 
     def _take_up(self, of: Entity) -> None:
@@ -366,6 +382,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
 
     async def _carry_out(self, of: Entity, effect: Effect) -> None:
         wait_s, longest_s = _BACKOFF_S
+        handling(effect.ordered)
         while True:
             await self._lease_left(effect.timeout_s)
             case = self._listed(of, effect)
@@ -411,42 +428,68 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
 
     # ------------------------------------------------------------------ compaction
 
-    def _compact(self, of: Entity, fold: Fold[CaseT]) -> None:
-        if self._audited is None or self._tasks is None or fold.sequence == 0:
-            return
-        if not self._decider.closed(fold.case) or self._decider.snapshot(fold.case) is None:
-            return
-        key = (of, "compact")
-        if key not in self._in_flight:
-            self._in_flight[key] = self._tasks.create_task(
-                self._snapshot_when_audited(of, fold.sequence, self._audited),
-                name=f"{self._service}-{of.about}-compact",
+    def _rested_at(self, of: Entity, fold: Fold[CaseT]) -> datetime | None:
+        """When the log has rested long enough; None when there is nothing to compact, or it is being done."""
+        if (
+            self._compact_after_s is None
+            or fold.last is None
+            or fold.unknown
+            or (of, _COMPACT) in self._in_flight
+        ):
+            return None
+        if not fold.half_compacted and self._decider.snapshot(fold.case) is None:
+            return None
+        return fold.last.time + timedelta(seconds=self._compact_after_s(fold.case))
+
+    def _compact(self, of: Entity, sequence: int, *, after_s: float = 0.0) -> None:
+        if self._tasks is not None:
+            self._in_flight[of, _COMPACT] = self._tasks.create_task(
+                self._compact_when_audited(of, sequence, after_s), name=f"{self._service}-{of.about}-compact"
             )
 
-    async def _snapshot_when_audited(self, of: Entity, sequence: int, audited: Audited) -> None:
-        try:
-            held = await audited(of, sequence)
-        except Temporary as error:
-            log.warning("the audit gave no answer: the log stays whole", of=of.about, reason=str(error))
-            held = False
-        if held and self._consumption is not None:
+    async def _compact_when_audited(self, of: Entity, sequence: int, after_s: float) -> None:
+        handling(None)
+        await asyncio.sleep(after_s)
+        while not await self._audited(of, sequence):
+            await asyncio.sleep(_ASK_AUDIT_S)
+            fold = self._folds.peek(of)
+            if fold is None or fold.sequence != sequence:
+                break
+        if self._consumption is not None:
             self._consumption.submit(of.about, partial(self._purge, of, sequence))
-        else:
-            self._in_flight.pop((of, "compact"), None)
+
+    async def _audited(self, of: Entity, sequence: int) -> bool:
+        try:
+            return await self._bus.audited(of, sequence)
+        except LeaseLost:
+            raise
+        except FleetError as error:
+            log.warning("the audit gave no answer: the log stays whole", of=of.about, reason=str(error))
+            return False
 
     async def _purge(self, of: Entity, sequence: int) -> None:
-        """In the lane: the log still stands where the audit was asked about it."""
+        """In the lane: a log that stands where the audit was asked about it keeps only its snapshot."""
+        self._in_flight.pop((of, _COMPACT), None)
         try:
             fold = await self._known(of)
+            if fold.sequence == sequence:
+                await self._purge_below_snapshot(of, fold)
+        except (Conflict, Disconnected, Temporary) as error:
+            log.warning("the log stays whole for now", of=of.about, reason=str(error))
+            fold = await self._folds.reload(of)
+            self._compact(of, fold.sequence, after_s=_ASK_AUDIT_S)
+        await self._timed(of)
+
+    async def _purge_below_snapshot(self, of: Entity, fold: Fold[CaseT]) -> None:
+        if not fold.half_compacted:
             snapshot = self._decider.snapshot(fold.case)
-            if fold.sequence != sequence or snapshot is None or not self._decider.closed(fold.case):
+            if snapshot is None:
                 return
             fold = await self._append(of, fold, snapshot, _follows(of, fold.last, snapshot))
-            await self._bus.purge(of, below=fold.sequence)
-        except (Conflict, Disconnected) as error:
-            log.warning("the log stays whole for now", of=of.about, reason=str(error))
-        finally:
-            self._in_flight.pop((of, "compact"), None)
+        self.hold_lease()
+        await self._bus.purge(of, below=fold.sequence)
+        self._folds.keep(of, replace(fold, first=fold.sequence))
+        metrics.COMPACTED.labels(self._decider.domain).inc()
 
 
 def _follows(of: Entity, last: AnyEvent | None, fact: Payload) -> Cause:

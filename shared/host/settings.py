@@ -125,6 +125,10 @@ class SharedSettings(_FromFile):
         default=None,
         description="YAML with a section per deciding service; defaults hold where it is silent.",
     )
+    policy_resource: str = Field(
+        default="default",
+        description="Name of the policy custom resources, which win over the file; empty: only the file.",
+    )
     health_host: str = Field(default="0.0.0.0", description="Address of /healthz, /readyz and /metrics.")  # noqa: S104 - the kubelet probes the pod's address
     health_port: int = Field(
         default=9090, ge=0, le=65535, description="Port of the same; 0 takes a free one."
@@ -152,6 +156,17 @@ class SharedSettings(_FromFile):
 
 class ServiceSettings(_FromFile):
     """Base of one service's own settings; the subclass sets its `env_prefix`."""
+
+
+class DecidingSettings(ServiceSettings):
+    """Base of the settings of a service that keeps case logs."""
+
+    compact_after_s: float = Field(
+        default=3600.0,
+        ge=0,
+        description="A closed case rests this long before its log is compacted behind a snapshot: who hears "
+        "it later hears the snapshot only, and the rest is read from the audit.",
+    )
 
 
 def load(settings: type[SettingsT]) -> SettingsT:

@@ -9,16 +9,18 @@ from datetime import timedelta
 
 import pytest
 
+from shared.bus.handling import add_event
 from shared.bus.memory import Faults, MemoryBus, MemoryServer
-from shared.bus.port import LeaseLost
+from shared.bus.port import Disconnected, LeaseLost
 from shared.clock import SystemClock
-from shared.deciders import Outdated, Runner
-from shared.errors import Temporary
+from shared.deciders import Effect, Outdated, Runner
+from shared.errors import Permanent, Temporary
 from shared.events import Cause, Entity, event
 from shared.events import remediation as say
 from tests.unit.deciders.toy_decider import (
     ONE,
     OTHER,
+    POD,
     START,
     Rules,
     Toy,
@@ -31,6 +33,9 @@ from tests.unit.deciders.toy_decider import (
 pytestmark = pytest.mark.looptime
 
 
+REST_S = 600.0
+
+
 class Running:
     """A server, a runner on it, and what it does."""
 
@@ -41,12 +46,10 @@ class Running:
         self.outside = MemoryBus(self.server, "outside")
         self.rules = rules
         self.hands = ToyHands()
-        self.audited: bool | Exception | None = None
         self.runner: Runner[Toy, str, Rules]
 
     async def live(self) -> None:
         """One holding of the lease."""
-        audited = None if self.audited is None else self._audited
         self.runner = Runner(
             self.bus,
             ToyDecider(self.rules),
@@ -55,18 +58,12 @@ class Running:
             clock=self.clock,
             source="/toy",
             service="toy",
-            audited=audited,
+            compact_after_s=lambda _: REST_S,
         )
         async with self.bus.lease("toy") as lease:
             await self.runner.run(lease)
 
-    async def _audited(self, of: Entity, sequence: int) -> bool:
-        del of, sequence
-        if isinstance(self.audited, Exception):
-            raise self.audited
-        return bool(self.audited)
-
-    async def until(self, happened: Callable[[], bool], within_s: float = 100) -> None:
+    async def until(self, happened: Callable[[], bool], within_s: float = 3600) -> None:
         async with asyncio.timeout(within_s):
             while not happened():
                 self.hands.changed.clear()
@@ -301,26 +298,150 @@ async def test_a_nudge_asks_a_case_again() -> None:
         await toy.said(*WHOLE)
 
 
-async def test_a_closed_case_is_compacted_once_the_audit_holds_it() -> None:
-    async with running(Rules(effect=False, snapshots=True), start=False) as toy:
-        toy.audited = True
-        task = asyncio.create_task(toy.live())
-        await toy.outside.publish(hold())
-        await toy.said("opened", "deadline-passed", "closed", "snapshotted")
-        await toy.until(lambda: not toy.runner._in_flight)
-        assert await toy.log() == ["snapshotted"]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+CLOSED = ("opened", "deadline-passed", "closed")
+SNAPSHOTS = Rules(effect=False, snapshots=True)
 
 
-@pytest.mark.parametrize("audited", [False, Temporary("no answer")])
-async def test_a_log_that_the_audit_does_not_hold_stays_whole(audited: bool | Exception) -> None:  # noqa: FBT001 - a parameter
-    async with running(Rules(effect=False, snapshots=True), start=False) as toy:
-        toy.audited = audited
-        task = asyncio.create_task(toy.live())
+async def compacted(toy: Running) -> None:
+    """Only the snapshot is left."""
+    async with asyncio.timeout(3600):
+        while await toy.log() != ["snapshotted"]:  # noqa: ASYNC110 - a purge tells nobody
+            await asyncio.sleep(1)
+
+
+async def test_a_closed_case_is_compacted_when_it_has_rested() -> None:
+    async with running(SNAPSHOTS) as toy:
         await toy.outside.publish(hold())
-        await toy.said("opened", "deadline-passed", "closed")
-        await toy.until(lambda: not toy.runner._in_flight)
-        assert await toy.log() == ["opened", "deadline-passed", "closed"]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await toy.said(*CLOSED)
+        closed_at = toy.clock.now()
+        await toy.said(*CLOSED, "snapshotted")
+        assert toy.clock.now() - closed_at >= timedelta(seconds=REST_S)
+        await compacted(toy)
+        assert [each.event.address.fact async for each in toy.outside.audit(ONE.place, ONE.entity)] == [
+            "hold-requested",
+            *CLOSED,
+            "snapshotted",
+        ]
+
+
+async def test_a_log_that_the_audit_does_not_hold_stays_whole_until_it_does() -> None:
+    async with running(SNAPSHOTS) as toy:
+        toy.server.audit_lags = True
+        await toy.outside.publish(hold())
+        await toy.said(*CLOSED)
+        await asyncio.sleep(3 * REST_S)
+        assert await toy.log() == [*CLOSED]
+        toy.server.audit_lags = False
+        await compacted(toy)
+
+
+async def test_an_audit_that_gives_no_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(SNAPSHOTS) as toy:
+        answers = [Disconnected("away"), Permanent("not allowed")]
+        ask = toy.bus.audited
+
+        async def audited(of: Entity, sequence: int) -> bool:
+            if answers:
+                raise answers.pop()
+            return await ask(of, sequence)
+
+        monkeypatch.setattr(toy.bus, "audited", audited)
+        await toy.outside.publish(hold())
+        await compacted(toy)
+        assert answers == []
+
+
+async def test_a_case_that_opens_again_while_the_audit_is_asked_keeps_its_log() -> None:
+    async with running(SNAPSHOTS) as toy:
+        toy.server.audit_lags = True
+        await toy.outside.publish(hold())
+        await toy.said(*CLOSED)
+        await asyncio.sleep(REST_S + 10)
+        await toy.outside.publish(hold(2))
+        await toy.said(*CLOSED, "opened")
+        toy.server.audit_lags = False
+        await toy.said(*CLOSED, *CLOSED, "snapshotted")
+        assert toy.hands.said_facts[-1].time - toy.hands.said_facts[-2].time >= timedelta(seconds=REST_S)
+        await compacted(toy)
+
+
+async def test_a_crash_between_snapshot_and_purge_is_made_up_for_by_the_next_holder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(SNAPSHOTS, start=False) as toy:
+        purged = asyncio.Event()
+
+        async def dies(of: Entity, *, below: int) -> None:
+            del of, below
+            purged.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as broken:
+            broken.setattr(toy.bus, "purge", dies)
+            first = asyncio.create_task(toy.live())
+            await toy.outside.publish(hold())
+            await purged.wait()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        assert await toy.log() == [*CLOSED, "snapshotted"]
+        second = asyncio.create_task(toy.live())
+        await compacted(toy)
+        assert toy.hands.names() == [*CLOSED, "snapshotted"]
+        await toy.outside.publish(hold(2))
+        await toy.until(lambda: toy.hands.names()[4:] == ["opened"])
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+
+
+async def test_a_purge_that_fails_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(SNAPSHOTS) as toy:
+        failures = [Temporary("full"), Disconnected("away")]
+        purge = toy.bus.purge
+
+        async def fails(of: Entity, *, below: int) -> None:
+            if failures:
+                raise failures.pop()
+            await purge(of, below=below)
+
+        monkeypatch.setattr(toy.bus, "purge", fails)
+        await toy.outside.publish(hold())
+        await compacted(toy)
+        assert toy.hands.names() == [*CLOSED, "snapshotted"]
+
+
+async def test_closed_cases_of_before_are_compacted_after_a_start() -> None:
+    async with running(SNAPSHOTS, start=False) as toy:
+        first = asyncio.create_task(toy.live())
+        await toy.outside.publish(hold())
+        await toy.said(*CLOSED)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.sleep(2 * REST_S)
+        second = asyncio.create_task(toy.live())
+        await compacted(toy)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+
+
+async def test_lines_logged_by_an_effect_carry_its_order_and_its_case() -> None:
+    lines: list[dict[str, object]] = []
+
+    async def logs(effect: Effect, case: Toy) -> say.PodEvicted:
+        del effect, case
+        lines.append(dict(add_event(None, "info", {})))
+        return say.PodEvicted(epoch=1, pod=POD, attempt=1, outcome="evicted")
+
+    async with running() as toy:
+        toy.hands.act = logs  # type: ignore[method-assign] # the double's own
+        await toy.outside.publish(hold())
+        await toy.said(*WHOLE)
+        ordered = toy.hands.said_facts[1]
+        assert ordered.traceparent is not None
+        assert lines == [
+            {
+                "event_id": ordered.id,
+                "about": ONE.about,
+                "case": f"remediation:{ONE.about}#1",
+                "trace_id": ordered.traceparent.split("-")[1],
+            }
+        ]

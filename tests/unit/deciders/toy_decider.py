@@ -112,7 +112,7 @@ class ToyDecider:
         return not case.open
 
     def snapshot(self, case: Toy) -> Payload | None:
-        if not self.rules.snapshots or case.facts == ("snapshotted",):
+        if not self.rules.snapshots or case.open or case.facts == ("snapshotted",):
             return None
         return say.RemediationSnapshotted(epoch=1, state={})
 

@@ -22,7 +22,7 @@ def settings_of(service: str) -> type[ServiceSettings]:
     own = [
         each
         for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, ServiceSettings) and each is not ServiceSettings
+        if isinstance(each, type) and issubclass(each, ServiceSettings) and each.__module__ == module.__name__
     ]
     assert len(own) == 1, f"services/{service}/settings.py defines one settings class"
     return own[0]
