@@ -38,6 +38,7 @@ SERVICES = (
     "guardian",
     "autoscaler",
     "alerting",
+    "authcallout",
     "simulator",
 )
 

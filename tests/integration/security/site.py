@@ -213,14 +213,17 @@ def configuration(public: Mapping[str, str], authority: Authority) -> str:
 
 
 @asynccontextmanager
-async def site(directory: Path) -> AsyncIterator[Site]:
-    """A provisioned bus with its callout."""
+async def site(directory: Path, *, callout: bool = True) -> AsyncIterator[Site]:
+    """A provisioned bus, with its callout or without."""
     public = new_keys(directory / "keys")
     authority = Authority(directory)
     server = EmbeddedServer(directory / "nats", extra=configuration(public, authority))
     async with server:
         here = Site(server, directory / "keys", authority, ApiServer())
         await provision(server.url, access=here.access("provision"))
+        if not callout:
+            yield here
+            return
         async with answering(here):
             yield here
 
