@@ -129,7 +129,7 @@ class Lease(Protocol):
 
     @property
     def number(self) -> int:
-        """Grows with every holder; durables are named after it."""
+        """Grows with every holder; durables are marked with it."""
         ...
 
     def remaining_s(self) -> float:
