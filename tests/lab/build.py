@@ -1,6 +1,6 @@
 """The lab's programs, compiled once from their pinned Go modules.
 
-Finished binaries lie in `<cache>/<module>-<hash of its go.mod, go.sum and flags>`; what is there is not built
+Finished binaries lie in `<cache>/<module>-<hash of its files and flags>`; what is there is not built
 again. Compiled packages stay in Go's build cache under the same folder, so a build that was cut off goes on
 where it stopped. One binary at a time, at the lowest priority: the machine stays usable.
 """
@@ -44,9 +44,13 @@ class Binary:
 BINARIES = (
     *(
         Binary(name, "kubernetes", f"{_KUBERNETES}/cmd/{name}")
-        for name in ("kube-apiserver", "kubelet", "kube-scheduler", "kube-controller-manager", "kubectl")
+        for name in (
+            *("kube-apiserver", "kubelet", "kube-scheduler", "kube-controller-manager"),
+            *("kubectl", "kube-proxy"),
+        )
     ),
     Binary("etcd", "etcd", "go.etcd.io/etcd/server/v3"),
+    Binary("coredns", "coredns", "."),
     *(
         Binary(name, "containerd", f"{_CONTAINERD}/{name}")
         for name in ("containerd", "containerd-shim-runc-v2", "ctr")
@@ -83,10 +87,10 @@ def _ldflags(module: str) -> str:
 
 
 def folder(module: str) -> Path:
-    """Where a module's binaries lie, by what they are made of."""
+    """Where a module's binaries lie, by the files that they are made of."""
     key = hashlib.sha256(" ".join((*_FLAGS, _ldflags(module))).encode())
-    for name in ("go.mod", "go.sum"):
-        key.update((MODULES / module / name).read_bytes())
+    for source in sorted((MODULES / module).iterdir()):
+        key.update(source.read_bytes())
     return cache() / f"{module}-{key.hexdigest()[:12]}"
 
 

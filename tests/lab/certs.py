@@ -78,6 +78,7 @@ class Authority:
                 "admin": "/O=system:masters/CN=lab-admin",
                 "controller-manager": "/CN=system:kube-controller-manager",
                 "scheduler": "/CN=system:kube-scheduler",
+                "kube-proxy": "/CN=system:kube-proxy",
                 "apiserver-to-kubelet": "/O=system:masters/CN=kube-apiserver",
                 **{each: f"/O=system:nodes/CN=system:node:{each}" for each in nodes},
             }.items():

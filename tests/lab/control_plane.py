@@ -1,4 +1,4 @@
-"""etcd, API server, controller-manager, scheduler, on the machine itself; and a small client of the API."""
+"""etcd, API server, controller-manager, scheduler and DNS, on the machine; and a small client of the API."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.lab.certs import Authority
 from tests.lab.layout import Layout
 from tests.lab.system import Daemon, LabError, until
 
+CLUSTER_DOMAIN = "cluster.local"
 READY_S = 60.0
 _ETCD_READY_S = 20.0
 
@@ -56,7 +57,6 @@ class ApiServer:
             "--enable-admission-plugins=NodeRestriction",
             f"--service-cluster-ip-range={layout.services}",
             "--allow-privileged=true",
-            "--endpoint-reconciler-type=none",
             "--shutdown-delay-duration=0s",
         )
 
@@ -113,6 +113,7 @@ class ControlPlane:
         self.etcd = Daemon("etcd", layout.daemons)
         self.controllers = Daemon("kube-controller-manager", layout.daemons)
         self.scheduler = Daemon("kube-scheduler", layout.daemons)
+        self.dns = Daemon("coredns", layout.daemons)
 
     async def start_etcd(self) -> None:
         """Start etcd; needs no certificate, it listens on a loopback address."""
@@ -174,8 +175,22 @@ class ControlPlane:
             "--kube-api-burst=1000",
         )
 
+    async def start_dns(self) -> None:
+        """Start DNS for the names of Services and pods; other names do not exist."""
+        corefile = self._layout.root / "Corefile"
+        corefile.write_text(
+            ".:53 {\n"
+            f"    bind {self._layout.dns_address}\n"
+            "    errors\n"
+            f"    kubernetes {CLUSTER_DOMAIN} {{\n"
+            f"        kubeconfig {self._authority.kubeconfig('admin')}\n"
+            "    }\n"
+            "}\n"
+        )
+        await self.dns.start(build.path("coredns"), "-conf", corefile)
+
     async def stop(self) -> None:
         """Stop all of it, those that talk to the API first."""
-        await asyncio.gather(self.controllers.stop(), self.scheduler.stop())
+        await asyncio.gather(self.controllers.stop(), self.scheduler.stop(), self.dns.stop())
         await self.api.stop()
         await self.etcd.stop()

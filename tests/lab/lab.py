@@ -19,7 +19,7 @@ from tests.lab.certs import Authority
 from tests.lab.control_plane import ApiServer, ControlPlane
 from tests.lab.layout import Layout
 from tests.lab.node import Node, pack_image
-from tests.lab.system import LabError, run, until
+from tests.lab.system import Daemon, LabError, run, until
 
 DEFAULT = "lab"
 NODES = (1, 2)
@@ -86,11 +86,18 @@ class Lab:
 
     def running(self) -> dict[str, int]:
         """Name and process id of every daemon that runs."""
+        return {each.name: each.pid for each in self._daemons() if each.pid}
+
+    def whole(self) -> bool:
+        """Whether all of it runs."""
+        return all(each.pid for each in self._daemons())
+
+    def _daemons(self) -> list[Daemon]:
         plane = self.control_plane
-        daemons = [plane.etcd, plane.api.daemon, plane.controllers, plane.scheduler]
+        daemons = [plane.etcd, plane.api.daemon, plane.controllers, plane.scheduler, plane.dns]
         for node in self.nodes:
-            daemons += [node.init, node.containerd, node.kubelet]
-        return {each.name: each.pid for each in daemons if each.pid}
+            daemons += [node.init, node.containerd, node.kubelet, node.proxy]
+        return daemons
 
 
 @contextlib.contextmanager
@@ -115,7 +122,7 @@ def attach(name: str = DEFAULT) -> Lab | None:
     if layout is None:
         return None
     lab = Lab(layout)
-    return lab if len(lab.running()) == 4 + 3 * len(NODES) else None
+    return lab if lab.whole() else None
 
 
 def obstacles() -> list[str]:
@@ -160,9 +167,11 @@ async def _bring_up(lab: Lab, say: Say) -> None:
         await plane.api.ready()
         say("API server is ready")
         await plane.start_controllers()
+        await plane.start_dns()
         for task, node in zip(booting, lab.nodes, strict=True):
             await task
             await node.start_kubelet()
+            await node.start_proxy()
     say("kubelets are started")
     await lab.ready()
     say("nodes are ready")

@@ -77,11 +77,13 @@ class Layout:
 
     @property
     def api_address(self) -> str:
-        """First of the Service addresses, that of `kubernetes.default`: the API server itself listens on it.
-
-        So pods reach it the usual way without a kube-proxy.
-        """
+        """First of the Service addresses, that of `kubernetes.default`: the API server listens on it."""
         return f"10.{self.block}.240.1"
+
+    @property
+    def dns_address(self) -> str:
+        """A Service address, too: that of the cluster's DNS."""
+        return f"10.{self.block}.240.10"
 
     @property
     def api_url(self) -> str:

@@ -22,10 +22,11 @@ async def free_block() -> int:
 
 
 async def make_bridge(layout: Layout) -> None:
-    """The bridge, with the addresses of the machine and of the API server."""
+    """The bridge, with the addresses of the machine, of the API server and of DNS."""
     await run("ip", "link", "add", layout.bridge, "type", "bridge")
     await run("ip", "address", "add", f"{layout.gateway}/24", "dev", layout.bridge)
-    await run("ip", "address", "add", f"{layout.api_address}/32", "dev", layout.bridge)
+    for address in (layout.api_address, layout.dns_address):
+        await run("ip", "address", "add", f"{address}/32", "dev", layout.bridge)
     await run("ip", "link", "set", layout.bridge, "up")
 
 

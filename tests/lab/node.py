@@ -20,11 +20,12 @@ from typing import Any
 
 from tests.lab import build, image, network
 from tests.lab.certs import Authority
+from tests.lab.control_plane import CLUSTER_DOMAIN
 from tests.lab.layout import Layout
 from tests.lab.prerequisites import search_path
 from tests.lab.system import Daemon, LabError, run, until
 
-CLUSTER_DNS_DOMAIN = "cluster.local"
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "kmsg")
 _SETTINGS = {  # what the kubelet sets where it differs: pkg/kubelet/cm/container_manager_linux.go
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -50,6 +51,7 @@ class Node:
         self.init = Daemon(self.name, layout.daemons)
         self.containerd = Daemon(f"{self.name}-containerd", layout.daemons)
         self.kubelet = Daemon(f"{self.name}-kubelet", layout.daemons)
+        self.proxy = Daemon(f"{self.name}-kube-proxy", layout.daemons)
         self._authority = Authority(layout)
         self._system = layout.root / f"{self.name}.d"
 
@@ -91,13 +93,14 @@ class Node:
         ready = self._system / "ready"
         ready.unlink(missing_ok=True)
         binds = {
+            "/dev": str(self._devices()),
             "/run": str(self.host_root / "run"),
             "/var/lib/kubelet": str(self.root),
             "/var/lib/cni": str(self._system / "cni-state"),
             "/var/log": str(self._system / "log"),
             **self._shown_settings(),
         }
-        (self._system / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+        (self._system / "resolv.conf").write_text(f"nameserver {self.layout.dns_address}\n")
         order = {
             "binds": binds,
             "write": {"/proc/sys/net/ipv4/ip_forward": "1"},
@@ -115,6 +118,21 @@ class Node:
         )
         if not ready.exists():
             raise LabError(f"{self.name} does not come up: {self.init.last_words()}")
+
+    def _devices(self) -> Path:
+        """The node's own /dev, where tests may make more: those of the machine are not its business."""
+        folder = self.host_root / "dev"
+        for name in ("pts", "shm", "mqueue"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for name in _DEVICES:
+            if not (folder / name).exists():
+                machine = Path("/dev") / name
+                os.mknod(folder / name, machine.stat().st_mode, machine.stat().st_rdev)
+                (folder / name).chmod(0o666)
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(f"/proc/self/fd/{number}")
+        return folder
 
     def _shown_settings(self) -> dict[str, str]:
         """Files to bind over kernel settings, by the setting's path."""
@@ -179,6 +197,25 @@ class Node:
             nested=True,
         )
 
+    async def start_proxy(self) -> None:
+        """Start kube-proxy, which makes the addresses of Services work on the node."""
+        config = self._system / "kube-proxy.json"
+        off = {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
+        document = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "clientConnection": {"kubeconfig": str(self._authority.kubeconfig("kube-proxy"))},
+            "hostnameOverride": self.name,
+            "mode": "iptables",
+            # So that answers within one node come back through it, whether bridges are filtered or not.
+            "iptables": {"masqueradeAll": True, "minSyncPeriod": "0s"},
+            "conntrack": off,  # those settings belong to the machine
+        }
+        config.write_text(json.dumps(document, indent=1))
+        environment = {**os.environ, "PATH": search_path()}
+        program = build.path("kube-proxy")
+        await self.proxy.start(*self._inside(), program, f"--config={config}", env=environment, nested=True)
+
     def _kubelet_config(self) -> dict[str, Any]:
         serving = self._authority.of(f"{self.name}-serving")
         return {
@@ -201,7 +238,8 @@ class Node:
             "containerRuntimeEndpoint": f"unix://{self._runtime_socket}",
             "podLogsDir": str(self.logs),
             "resolvConf": str(self._system / "resolv.conf"),
-            "clusterDomain": CLUSTER_DNS_DOMAIN,
+            "clusterDomain": CLUSTER_DOMAIN,
+            "clusterDNS": [self.layout.dns_address],
             "nodeStatusUpdateFrequency": "1s",
             "nodeLeaseDurationSeconds": 8,  # renewed each quarter of it
             "registerNode": True,
@@ -234,7 +272,7 @@ class Node:
     async def kill(self) -> None:
         """Power off: everything on the node is gone at once, its files stay."""
         await self.init.stop(by=signal.SIGKILL)
-        for each in (self.kubelet, self.containerd):
+        for each in (self.kubelet, self.proxy, self.containerd):
             await each.stop()
 
     async def reboot(self, others: list[int]) -> None:
@@ -243,6 +281,7 @@ class Node:
         shutil.rmtree(self.host_root / "run", ignore_errors=True)
         await self.boot(others)
         await self.start_kubelet()
+        await self.start_proxy()
 
     async def cut_network(self) -> None:
         """Pull the cable."""

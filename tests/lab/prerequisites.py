@@ -13,6 +13,7 @@ from tests.lab.system import LabError
 _COMMANDS = {
     "runc": "runc",
     "ip": "iproute2",
+    "iptables": "iptables",
     "openssl": "openssl",
     "nsenter": "util-linux",
     "unshare": "util-linux",

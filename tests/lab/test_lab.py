@@ -37,7 +37,7 @@ async def test_a_lab_comes_up_and_goes_without_a_trace() -> None:
     name, before = f"u{os.getpid() % 10_000}", machine()
     async with Lab.up(name) as lab:
         assert "worker-2" in await lab.kubectl("get", "nodes")
-        assert len(lab.running()) == 10
+        assert lab.whole()
         assert machine()["settings"] == before["settings"]
         assert leftovers(name) != []
     assert leftovers(name) == []
@@ -108,6 +108,25 @@ async def test_a_pod_reaches_the_api_server_at_its_service_address(tidy: Lab) ->
     ask = "nc -w 5 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT </dev/null"
     await tidy.api.request("POST", PODS, pod("asks", tidy.nodes[0].name, ask))
     await until_pod(tidy, "asks", phase("Succeeded"))
+
+
+async def test_a_service_is_reached_by_its_name_from_both_nodes(tidy: Lab) -> None:
+    serve = "while :; do echo hello | nc -l -p 8080; done"
+    server = pod("server", tidy.nodes[0].name, serve)
+    server["metadata"]["labels"] = {"app": "server"}
+    service = {
+        "metadata": {"name": "hello"},
+        "spec": {"selector": {"app": "server"}, "ports": [{"port": 8080}]},
+    }
+    services = "/api/v1/namespaces/default/services"
+    await tidy.api.request("POST", services, service)
+    await tidy.api.request("POST", PODS, server)
+    for node in tidy.nodes:
+        ask = "until nc -w 2 hello 8080 </dev/null | grep hello; do :; done"
+        await tidy.api.request("POST", PODS, pod(f"asks-{node.index}", node.name, ask))
+    for node in tidy.nodes:
+        await until_pod(tidy, f"asks-{node.index}", phase("Succeeded"))
+    await tidy.api.request("DELETE", f"{services}/hello")
 
 
 async def test_a_pod_outlives_its_kubelet(tidy: Lab) -> None:

@@ -9,9 +9,11 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes_asyncio import client as kubernetes
 from kubernetes_asyncio import config
 
@@ -22,25 +24,7 @@ from tests.lab.lab import Lab
 client: Any = kubernetes  # the library takes dicts as bodies, its stubs do not
 
 KUBECONFIG = os.environ.get("MEDIAFLEET_TEST_KUBECONFIG", "")
-DEFINITION: dict[str, Any] = {
-    "metadata": {"name": "mediaresources.media.example.com"},
-    "spec": {
-        "group": "media.example.com",
-        "scope": "Cluster",
-        "names": {"plural": "mediaresources", "singular": "mediaresource", "kind": "MediaResource"},
-        "versions": [
-            {
-                "name": "v1alpha1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-                },
-            }
-        ],
-    },
-}
+DEFINITION = Path(__file__).parents[3] / "deploy/base/crd/mediaresources.yaml"
 
 
 @pytest.fixture(scope="session")
@@ -65,14 +49,15 @@ async def define(kubeconfig: str) -> None:
     await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
     async with client.ApiClient(configuration) as opened:
         extensions = client.ApiextensionsV1Api(opened)
+        definition = yaml.safe_load(DEFINITION.read_text())
         try:
-            await extensions.create_custom_resource_definition(DEFINITION)
+            await extensions.create_custom_resource_definition(definition)
         except client.ApiException as error:
             if error.status != 409:
                 raise
         async with asyncio.timeout(30):
             while True:
-                found = await extensions.read_custom_resource_definition(DEFINITION["metadata"]["name"])
+                found = await extensions.read_custom_resource_definition(definition["metadata"]["name"])
                 conditions = {each.type: each.status for each in found.status.conditions or ()}
                 if conditions.get("Established") == "True":
                     return

@@ -3,13 +3,15 @@
 import uuid
 from collections.abc import AsyncIterator, Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes_asyncio import client as kubernetes
 
 from shared.errors import Permanent
-from shared.kube.client import KubeClient
+from shared.kube.client import KubeClient, connect
 from shared.kube.models import ChangeKind, EvictionOutcome, ObjectRef, PodRef, Taint
 from shared.kube.port import Kube, StaleWrite
 
@@ -185,21 +187,39 @@ async def test_a_media_resource_is_applied_and_its_status_merged(
 ) -> None:
     name = media_resource
     assert await kube.patch_media_resource_status(name, {"phase": "Healthy"}) is None
-    made = await kube.apply_media_resource(
-        name, {"node": "worker-1"}, labels={"media.example.com/vendor": "amd"}
-    )
+    made = await kube.apply_media_resource(name, gpu("worker-1"), labels={"media.example.com/vendor": "amd"})
     await kube.patch_media_resource_status(name, {"phase": "Suspect", "epoch": 3})
-    same = await kube.apply_media_resource(name, {"node": "worker-1"})
-    changed = await kube.apply_media_resource(name, {"node": "worker-2"})
+    same = await kube.apply_media_resource(name, gpu("worker-1"))
+    changed = await kube.apply_media_resource(name, gpu("worker-2"))
     assert (made.generation, same.generation, changed.generation) == (1, 1, 2)
     assert changed.labels["media.example.com/vendor"] == "amd"
     merged = await kube.patch_media_resource_status(name, {"phase": "Quarantined"})
     assert merged is not None
     assert merged.status == {"phase": "Quarantined", "epoch": 3}
-    assert merged.spec == {"node": "worker-2"}
+    assert merged.spec == gpu("worker-2")
     assert name in [each.name for each in await kube.media_resources()]
     assert await kube.delete_media_resource(name)
     assert not await kube.delete_media_resource(name)
+
+
+async def test_a_media_resource_that_is_not_valid_names_the_field(kube: KubeClient) -> None:
+    with pytest.raises(Permanent) as refused:
+        await kube.apply_media_resource("suite-wrong", gpu("worker-1") | {"vendor": 7})
+    assert refused.value.field == "spec.vendor"
+
+
+async def test_what_is_not_granted_is_permanent_and_says_what_to_grant(
+    api: Any, namespace: str, real: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not real:
+        pytest.skip("the simulator grants everything")
+    made = await client.CoreV1Api(api).create_namespaced_service_account_token("default", namespace, {})
+    monkeypatch.setenv("KUBECONFIG", with_token(real, made.status.token, tmp_path / "kubeconfig"))
+    async with connect("", component="contract-suite") as nobody:
+        with pytest.raises(Permanent, match="grant this service account"):
+            await nobody.pods(namespace=namespace)
+        answer = await nobody.evict(PodRef(namespace, "a", "x"))
+        assert (answer.outcome, answer.status) == (EvictionOutcome.FAILED, 403)
 
 
 async def test_an_event_said_twice_is_one_event_with_a_count(
@@ -248,7 +268,7 @@ async def test_watched_pods_are_told_then_synced_then_followed(
 async def test_nodes_and_media_resources_are_watched_too(
     kube: KubeClient, node: str, media_resource: str, deadline: Callable[[], Any]
 ) -> None:
-    await kube.apply_media_resource(media_resource, {"node": node})
+    await kube.apply_media_resource(media_resource, gpu(node))
     async with deadline():
         async for change in kube.watch_nodes():
             if change.item is not None and change.item.name == node:
@@ -260,6 +280,18 @@ async def test_nodes_and_media_resources_are_watched_too(
 
 async def test_the_server_lists_its_group_versions(kube: KubeClient) -> None:
     assert {"policy/v1", "apps/v1", "events.k8s.io/v1"} <= set(await kube.api_versions())
+
+
+def with_token(kubeconfig: str, token: str, target: Path) -> str:
+    """A kubeconfig of the same server for somebody else."""
+    document = yaml.safe_load(Path(kubeconfig).read_text())
+    document["users"][0]["user"] = {"token": token}
+    target.write_text(yaml.safe_dump(document))
+    return str(target)
+
+
+def gpu(node: str) -> dict[str, Any]:
+    return {"type": "GPU", "vendor": "NVIDIA", "model": "A100", "topology": {"node": node}}
 
 
 def workload(name: str) -> dict[str, Any]:
