@@ -13,6 +13,7 @@ from services.manager.act import Projection
 from services.manager.decide import LOST, DeviceCase, Policy, Registrar, Seen
 from services.manager.fleet import PROJECTED, Fleet
 from services.manager.settings import ManagerSettings
+from services.manager.startup import Startup
 from shared.bus.port import Lease
 from shared.clock import Clock
 from shared.deciders.protocol import Effect
@@ -99,6 +100,7 @@ class Manager:
                 clock=host.clock,
                 source=host.source,
                 service="manager",
+                compact_after_s=lambda _: settings.compact_after_s,
             )
             self._projection = Projection(
                 self._fleet, host.bus, kube, host.shared.resource_domain, at_once=settings.project_at_once
@@ -108,6 +110,7 @@ class Manager:
                 manager=runner.run(lease),
                 projection=self._projection.run(lambda: _until_caught_up(runner)),
                 silence=self._sweep(runner),
+                startup=Startup(kube, taint=settings.startup_taint, domain=host.shared.resource_domain).run(),
             )
 
     async def _recover(self) -> None:

@@ -6,10 +6,10 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.manager.decide import Policy
-from shared.host.settings import ServiceSettings
+from shared.host.settings import DecidingSettings
 
 
-class ManagerSettings(ServiceSettings):
+class ManagerSettings(DecidingSettings):
     """When the manager gives a device up, and how it projects the fleet."""
 
     model_config = SettingsConfigDict(env_prefix="MEDIAFLEET_MANAGER__")
@@ -27,6 +27,11 @@ class ManagerSettings(ServiceSettings):
     )
     project_at_once: int = Field(
         default=16, ge=1, description="Devices whose custom resources are written at the same time."
+    )
+
+    startup_taint: str = Field(
+        default="startup-taint.cluster-autoscaler.kubernetes.io/mediafleet-devices",
+        description="Taint that nodes join with; it goes once the kubelet offers their devices; empty: none.",
     )
 
     @property

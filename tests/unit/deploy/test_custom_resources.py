@@ -28,7 +28,7 @@ def problems(value: Any, schema: Json, at: str = "") -> list[str]:
         return [] if schema.get("nullable") else [f"{at}: null"]
     if schema.get("x-kubernetes-int-or-string"):
         return [] if isinstance(value, int) or re.search(schema["pattern"], value) else [f"{at}: {value!r}"]
-    types = {
+    types: dict[str, type | tuple[type, ...]] = {
         "string": str,
         "integer": int,
         "number": (int, float),
