@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from shared.bus import names
 from shared.bus.nats import NatsBus
 from shared.bus.server import EmbeddedServer
 from shared.events import DOMAINS
@@ -172,3 +173,34 @@ async def test_a_late_acknowledgement_of_the_old_holder_changes_nothing(bus: Nat
         await heard.count(1)
         await bus.link.send(pulled.reply)
         assert await durables(bus) == ["worker_health-1"]
+
+
+async def test_names_that_holders_left_behind_are_used_again(bus: NatsBus, join: Join) -> None:
+    """Each was killed between making its own consumer and deleting the one before."""
+    for name in names.durables("worker_health"):
+        config = {"name": name, "durable_name": name, "ack_policy": "explicit", "deliver_policy": "all"}
+        await bus.link.api(
+            f"CONSUMER.CREATE.{STREAM}.{name}", {"stream_name": STREAM, "config": config, "action": "create"}
+        )
+    await bus.publish(report(1))
+    heard = Heard()
+    replica = await join("worker")
+    async with replica.lease("worker") as lease, replica.consume("worker", (heard.health(),), lease=lease):
+        await heard.count(1)
+        assert len(await durables(bus)) == 1
+
+
+async def test_a_reader_too_many_waits_until_one_leaves(join: Join) -> None:
+    replica = await join("worker")
+    await replica.publish(report(1))
+    async with AsyncExitStack() as readers:
+        for _ in range(names.READER_SLOTS):
+            heard = Heard()
+            await readers.enter_async_context(replica.consume("worker", (heard.health(),)))
+            await heard.count(1)
+        waiting = Heard()
+        async with replica.consume("worker", (waiting.health(),)) as consumption:
+            async with asyncio.timeout(WITHIN_S):
+                await readers.aclose()
+                await consumption.until_caught_up()
+    assert waiting.windows == [1]

@@ -92,6 +92,7 @@ async def test_a_service_reads_counts_and_keeps_its_logs_and_views(service: str,
             await bus.link.request(f"{of.wildcard[:-1]}anything", b"{}")
             assert await bus.last(of) is None
             assert [each async for each in bus.read(of)] == []
+            await bus.audited(of, 1)
             await bus.purge(of, below=2)
         origin = Origin(datetime(2026, 3, 1, tzinfo=UTC), 1)
         for view in (view for view, writer in VIEW_WRITERS.items() if writer == service):
@@ -189,6 +190,7 @@ async def test_the_console_follows_reads_views_and_says_commands(here: Site) -> 
         await bus.publish(said)
         for domain in DOMAINS:
             [each async for each in bus.history(domain)]
+        [each async for each in bus.audit("worker-3", KEY)]
         for view in VIEW_WRITERS:
             await bus.view(view, Row).all()
         came, came_too = Heard(), Heard()
@@ -210,6 +212,7 @@ async def test_an_auditor_reads_the_audit_from_an_account_of_its_own(here: Site)
         async with asyncio.timeout(WITHIN_S):
             while last <= BATCH:
                 last = int((await auditor.link.api(f"STREAM.INFO.{AUDIT_STREAM}"))["state"]["last_seq"])
+            [each async for each in auditor.audit("worker-3", KEY)]
             found = [m.sequence async for m in stored(auditor.link, AUDIT_STREAM, ">", after=0, up_to=last)]
     assert found == list(range(1, last + 1))
 
