@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from shared.bus.access import Access, shown
 from shared.bus.nats import connect
+from shared.bus.past import past as past_of
 from shared.bus.port import Bus, Delivery, Subscription
 from shared.clock import SystemClock
 from shared.devices.keys import parse_uid
@@ -126,15 +127,9 @@ class Filter:
 
 
 async def past(bus: Bus, wanted: Filter, after: datetime | None = None) -> list[AnyEvent | Unknown]:
-    """Events that the streams keep, by the time they were stored."""
-    found = []
-    for domain in wanted.domains:
-        async for record in bus.history(domain):
-            fresh = after is None or record.stored_at >= after
-            if fresh and wanted.takes(record.event.address.subject):
-                found.append(record)
-    found.sort(key=lambda record: record.stored_at)
-    return [record.event for record in found]
+    """Events by the time they were stored, what was compacted since with them."""
+    kept = await past_of(bus, dict.fromkeys(wanted.domains, ()), after=after)
+    return [record.event for record in kept if wanted.takes(record.event.address.subject)]
 
 
 async def follow(bus: Bus, wanted: Filter, *, history: bool = False) -> AsyncIterator[AnyEvent]:

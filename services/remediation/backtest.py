@@ -18,6 +18,7 @@ from services.remediation.decide import Case, RemediationDecider
 from services.remediation.fleet import Fleet
 from services.remediation.policy import Policy
 from services.remediation.routing import route
+from shared.bus.past import past
 from shared.bus.port import Bus
 from shared.deciders.protocol import Effect
 from shared.deciders.replay import Report, replay
@@ -113,8 +114,7 @@ async def backtest(
     """
     planned: dict[str, say.PlannedPod] = {}
     outcomes: dict[tuple[str, int], say.PodEvicted] = {}
-    types = (say.DrainPlanned, say.PodEvicted)
-    async for found in bus.history(BUDGET.domain, place=place, types=types):
+    for found in await past(bus, {BUDGET.domain: ()}, place=place):
         if isinstance(found.event, Unknown):
             continue
         match found.event.data:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from shared.bus.past import SNAPSHOT
 from shared.bus.port import Bus, Recorded
 from shared.deciders.protocol import Decider
 from shared.errors import FleetError
@@ -22,10 +23,6 @@ from shared.events import AnyEvent, Entity, Unknown
 CaseT = TypeVar("CaseT")
 ContextT = TypeVar("ContextT")
 PolicyT = TypeVar("PolicyT")
-
-
-SNAPSHOT = "snapshotted"
-"""The fact that stands for all before it, in every domain whose logs are compacted."""
 
 
 class Outdated(FleetError):  # noqa: N818 - says what this process is

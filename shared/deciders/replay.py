@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Generic, Literal, Protocol, TypeVar
 
+from shared.bus.past import SNAPSHOT, past
 from shared.bus.port import Bus
 from shared.deciders.protocol import Decider, Effect
 from shared.events import AnyEvent, Cause, Entity, Payload, Unknown, event
@@ -206,7 +207,7 @@ async def replay(
     place: str | None = None,
     until: datetime | None = None,
 ) -> Report:
-    """Run a policy over what the streams hold.
+    """Run a policy over what the streams hold, and the audit of logs that were compacted.
 
     Args:
         bus: read only.
@@ -217,28 +218,28 @@ async def replay(
         place: only this node or namespace.
         until: deadlines are fired up to this time; the last event's when not given.
     """
-    heard: list[tuple[datetime, int, AnyEvent]] = []
     by_domain: dict[str, list[type[Payload]]] = {}
     for payload in types:
         by_domain.setdefault(payload.kind.domain, []).append(payload)
-    by_domain.pop(decider.domain, None)
-    for domain, wanted in by_domain.items():
-        async for found in bus.history(domain, place=place, types=tuple(wanted)):
-            if not isinstance(found.event, Unknown):
-                heard.append((found.stored_at, len(heard), found.event))
-    recorded: dict[Entity, list[AnyEvent]] = {}
-    async for found in bus.history(decider.domain, place=place):
-        if not isinstance(found.event, Unknown):
-            recorded.setdefault(found.event.of, []).append(found.event)
+    by_domain[decider.domain] = []
+    kept = await past(bus, {domain: tuple(wanted) for domain, wanted in by_domain.items()}, place=place)
     engine = Engine(decider, script, policy)
-    heard.sort(key=lambda one: one[:2])
-    for at, _, one in heard:
-        engine.advance(at)
-        engine.hear(one, at)
+    heard = 0
+    recorded: dict[Entity, list[AnyEvent]] = {}
+    for found in kept:
+        fact = found.event
+        if isinstance(fact, Unknown) or fact.address.fact == SNAPSHOT:
+            continue
+        if fact.of.domain == decider.domain:
+            recorded.setdefault(fact.of, []).append(fact)
+        else:
+            heard += 1
+            engine.advance(found.stored_at)
+            engine.hear(fact, found.stored_at)
     if until is not None:
         engine.advance(until)
     return Report(
-        heard=len(heard),
+        heard=heard,
         recorded=sum(len(facts) for facts in recorded.values()),
         replayed=engine.logs,
         differences=tuple(compare(recorded, engine.logs)),

@@ -238,7 +238,10 @@ class NodeAgents:
 class Site:
     """Everything, and what was said."""
 
-    def __init__(self, rules: Policy, faults: Faults | None = None) -> None:
+    def __init__(
+        self, rules: Policy, faults: Faults | None = None, *, compact_after_s: float | None = None
+    ) -> None:
+        self.compact_after_s = compact_after_s
         self.clock = SystemClock(start=START)
         self.server = MemoryServer(clock=self.clock, faults=faults)
         self.kube = FakeKube()
@@ -274,6 +277,7 @@ class Site:
             self.clock,
             policy=lambda: self.rules,
             source=f"/mediafleet/remediation/{number}",
+            compact_after_s=self.compact_after_s,
         )
         self.services.append(service)
         await service.run(lease)
@@ -343,10 +347,14 @@ class Site:
 
 @asynccontextmanager
 async def site(
-    rules: Policy | None = None, *, replicas: int = 1, faults: Faults | None = None
+    rules: Policy | None = None,
+    *,
+    replicas: int = 1,
+    faults: Faults | None = None,
+    compact_after_s: float | None = None,
 ) -> AsyncIterator[Site]:
     """A running site."""
-    place = Site(rules or policy(), faults)
+    place = Site(rules or policy(), faults, compact_after_s=compact_after_s)
     place.resume()
     for _ in range(replicas - 1):
         place.start()

@@ -188,7 +188,10 @@ def test_foreign_facts_change_nothing_and_a_snapshot_keeps_the_answers() -> None
     snapshot = play.decider.snapshot(play.case)
     assert isinstance(snapshot, facts.ScaleSnapshotted)
     again = play.decider.evolve(play.decider.initial(OF), says(snapshot), 1)
-    assert again.seen == play.case.seen
+    assert (again.seen, again.applied) == (play.case.seen, play.case.applied)
+    assert play.decider.snapshot(again) is None
+    play.asks("r9", 3)
+    assert play.decider.snapshot(play.case) is None, "what is lifted is open"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "not json", '{"before": "x"}'])

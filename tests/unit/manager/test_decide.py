@@ -115,3 +115,13 @@ def test_without_anything_gathered_nothing_is_decided() -> None:
 @pytest.mark.parametrize("fact", [Discovered(boot_id="b", n=1, device=found())])
 def test_a_foreign_fact_changes_nothing(fact: Payload) -> None:
     assert fold(fact) == fold()
+
+
+def test_a_snapshot_is_made_once_for_a_lost_device() -> None:
+    lost = fold(registered(), Lost(generation=1, reason="silent"))
+    assert REGISTRAR.snapshot(fold(registered())) is None
+    snapshot = REGISTRAR.snapshot(lost)
+    assert isinstance(snapshot, DeviceSnapshotted)
+    again = fold(snapshot)
+    assert (again.state, again.generation) == (lost.state, lost.generation)
+    assert REGISTRAR.snapshot(again) is None
