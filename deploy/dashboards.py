@@ -243,6 +243,7 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                     '{stream_name="FLEET_AUDIT"})'
                 },
             ),
+            Panel("Connections judged", _rate("mediafleet_authcallout_answers_total", "outcome"), "cps"),
             Panel(
                 "Memory",
                 {"{{app}}": 'max by (app) (process_resident_memory_bytes{namespace="mediafleet"})'},

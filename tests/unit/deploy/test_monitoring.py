@@ -1,6 +1,7 @@
 """Alert rules and dashboards against the metrics that the code has, and runbooks against the rules."""
 
 import ast
+import functools
 import importlib
 import json
 import re
@@ -48,6 +49,7 @@ def defining() -> Iterator[str]:
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
+@functools.cache
 def metrics() -> dict[str, set[str]]:
     """Labels by every name that /metrics may show."""
     for module in defining():
