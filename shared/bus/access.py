@@ -6,6 +6,7 @@ connection, because the kubelet rotates a projected token in place and an operat
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import ssl
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import BadInput
+from shared.errors import BadInput, Refused
 
 _SEED = re.compile(r"SU[A-Z2-7]{56}")
 _CREDENTIALS = re.compile(r"//[^/@\s]*@")
@@ -75,6 +76,7 @@ class Access:
 
         Raises:
             BadInput: as `check`, or the certificates are none.
+            Refused: a library is missing.
         """
         self.check()
         given: dict[str, Any] = {}
@@ -83,6 +85,8 @@ class Access:
         if self.token_file is not None:
             given["token"] = _again("TOKEN_FILE", self.token_file)
         if self.nkey_file is not None:
+            if importlib.util.find_spec("nkeys") is None:
+                raise Refused("MEDIAFLEET_NATS_NKEY_FILE needs nkeys: install mediafleet[callout]")
             given["nkeys_seed"] = str(self.nkey_file)
         if self.ca_file is not None:
             try:

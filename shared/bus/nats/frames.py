@@ -8,6 +8,7 @@ nats-py's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from nats.aio.client import Client
@@ -51,11 +52,17 @@ def parse(raw: bytes) -> dict[str, str]:
     return headers
 
 
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """Not asyncio's word about nats-py's way to turn TLS on, said at the end of every connection."""
+    return "eof_received() has no effect when using ssl" not in record.getMessage()
+
+
 class FrameClient(Client):
     """The client; its subscriptions may take frames directly. A taker is synchronous and never raises."""
 
     def __init__(self) -> None:
         super().__init__()
+        logging.getLogger("asyncio").addFilter(_worth_saying)
         self.takers: dict[int, Callable[[Frame], None]] = {}
         self.only_tls = False
         """Say nothing, credentials least of all, to a server that does not speak TLS."""

@@ -9,7 +9,7 @@ import pytest
 
 from shared.bus.access import Access, shown
 from shared.bus.nats import connect
-from shared.errors import BadInput
+from shared.errors import BadInput, Refused
 from shared.host.settings import SharedSettings, load
 
 SEED = "SUAGC3DXOPDVFZTTDW5BXWVYHIQ2ZYFJ7GBKMWPBQSAJ6ZB3GRQ6BPUBQU"
@@ -43,6 +43,16 @@ def test_a_key_stays_in_its_file(tmp_path: Path) -> None:
     path = tmp_path / "manager.nk"
     path.write_text(f"{SEED[:58]}\n")
     assert Access(nkey_file=path).options() == {"nkeys_seed": str(path)}
+
+
+def test_a_key_without_its_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "manager.nk"
+    path.write_text(SEED[:58])
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(Refused, match=r"install mediafleet\[callout\]"):
+        Access(nkey_file=path).options()
 
 
 @pytest.mark.parametrize(
