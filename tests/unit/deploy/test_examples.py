@@ -1,7 +1,9 @@
 """The first sketch's examples, as they had to become to apply (docs/deploy.md says what changed)."""
 
+import yaml
+
 from services.guardian.annotation import LATENCY_P99_MS, parse
-from tests.unit.deploy.manifests import build, named, of_kind, pod_spec
+from tests.unit.deploy.manifests import DEPLOY, build, named, of_kind, pod_spec
 
 
 def test_a_quota_counts_extended_resources_by_requests_only() -> None:
@@ -55,3 +57,12 @@ def test_the_hpa_owns_the_replicas_of_what_it_scales() -> None:
 def test_colocation_is_koordinators_own_kind() -> None:
     profiles = of_kind(build("examples/koordinator"), "ClusterColocationProfile")
     assert {profile["spec"]["qosClass"] for profile in profiles} == {"LSR", "BE"}
+
+
+def test_the_schedulers_configuration_is_whole_and_keeps_the_sketchs_number() -> None:
+    path = DEPLOY / "examples" / "scheduler" / "kube-scheduler-config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert config["apiVersion"] == "kubescheduler.config.k8s.io/v1"
+    ((plugin,),) = (profile["pluginConfig"] for profile in config["profiles"])
+    assert plugin["args"]["kind"] == f"{plugin['name']}Args"
+    assert plugin["args"]["minCandidateNodesPercentage"] == 10

@@ -47,7 +47,8 @@ HOST_PATHS = {
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_file_is_yaml_with_kind_and_name(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-        if document and "kind" in document and document["kind"] not in ("Kustomization", "Component"):
+        no_object = ("Kustomization", "Component", "KubeSchedulerConfiguration")
+        if document and "kind" in document and document["kind"] not in no_object:
             assert document["apiVersion"]
             assert document["metadata"]["name"]
 
