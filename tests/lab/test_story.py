@@ -1,4 +1,4 @@
-"""The whole story on a real kubelet and a real API server: a device breaks, its pod goes, it comes back.
+"""The whole story on a real kubelet and a real API server: a device breaks, its pod goes, a new one serves.
 
 The services are processes of the machine; the hardware is simulated, everything of Kubernetes is real.
 """
@@ -23,7 +23,7 @@ from services.simulator.trees import HostTree
 from shared.devices.keys import device_key
 from tests.lab.image import BUSYBOX
 from tests.lab.lab import Lab
-from tests.lab.system import until
+from tests.lab.system import LabError, until
 
 NVENC = "media.example.com/nvenc"
 PODS = "/api/v1/namespaces/default/pods"
@@ -62,7 +62,11 @@ class Story:
             found = await self.get(path)
             return fact(found)
 
-        await until(true, timeout_s=40, otherwise=f"not so: {what}; {json.dumps(found)[:2000]}")
+        try:
+            await until(true, timeout_s=40, otherwise=what)
+        except LabError:
+            logs = "\n".join(f"{each.name}: {each.tail()}" for each in self.stage.running)
+            raise AssertionError(f"not so: {what}\n{json.dumps(found.get('status'))}\n{logs}") from None
         return found
 
     async def until_allocatable(self, count: int) -> None:
@@ -156,7 +160,7 @@ async def story(lab: Lab) -> AsyncIterator[Story]:
         yield made
 
 
-async def test_a_device_breaks_its_pod_is_evicted_and_it_serves_again_when_it_is_well(story: Story) -> None:
+async def test_a_device_breaks_its_pod_is_evicted_and_its_successor_serves(story: Story) -> None:
     await until_devices(story)
     first = await story.run("first")
     broken = story.device_of(first)
@@ -166,16 +170,22 @@ async def test_a_device_breaks_its_pod_is_evicted_and_it_serves_again_when_it_is
     node = await story.get(f"/api/v1/nodes/{story.node.name}")
     offered = int(node["status"]["allocatable"][NVENC])
 
+    story.tree.lose(broken)
     story.tree.fault_line(broken, 79)
     gone = await story.until("first is going", f"{PODS}/first", lambda pod: not pod or going(pod))
     assert not gone or gone["metadata"]["uid"] == first["metadata"]["uid"]
     await story.until("first is gone", f"{PODS}/first", lambda pod: not pod)
     await story.until_allocatable(offered // 2)
-    await story.until("the device is quarantined", resource, lambda found: phase_of(found) == "Quarantined")
+    await story.until(
+        "its resource says so", resource, lambda found: found["status"]["verdict"] == "unhealthy"
+    )
+    told = await story.get("/apis/events.k8s.io/v1/namespaces/default/events")
+    about = [each for each in told["items"] if each["regarding"].get("uid") == first["metadata"]["uid"]]
+    assert "DeviceEviction" in {each["reason"] for each in about}
 
-    story.tree.heal(broken)
+    story.tree.replace(broken, serial="1650000000001")
     await story.until_allocatable(offered)
-    await story.until("the device is well", resource, lambda found: phase_of(found) == "Healthy")
+    await story.until("the successor is well", resource, lambda found: found["status"]["phase"] == "Healthy")
     await story.run("second")
 
 
@@ -184,10 +194,6 @@ async def until_devices(story: Story) -> None:
         return int(node["status"]["allocatable"].get(NVENC, 0)) > 0
 
     await story.until("devices are offered", f"/api/v1/nodes/{story.node.name}", offered)
-
-
-def phase_of(found: dict[str, Any]) -> str:
-    return str(found.get("status", {}).get("phase"))
 
 
 def going(pod: dict[str, Any]) -> bool:

@@ -129,7 +129,7 @@ class Real:
             found.update((await self._lab.api.request("GET", f"{_PODS}/{name}"))[1]["status"])
             return found["phase"] in ("Running", "Failed")
 
-        await until(decided, timeout_s=30, otherwise=f"pod {name} neither runs nor is refused: {found}")
+        await until(decided, timeout_s=30, otherwise=f"pod {name} neither runs nor is refused")
         return "" if found["phase"] == "Running" else str(found.get("message") or found.get("reason"))
 
     async def end(self, name: str) -> None:
