@@ -109,11 +109,16 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A step of the case itself that waits for the budget."""
+    """A step of the case itself that waits for the budget.
+
+    Attributes:
+        late: nobody was there to ask when the device struck out; windows had become healthy meanwhile.
+    """
 
     step: str
     attempt: int
     deadline: datetime
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -314,7 +319,8 @@ def _cleared(case: DeviceCase, _: say.Cleared, __: AnyEvent) -> DeviceCase:
 def _proposed(case: DeviceCase, data: say.StepProposed, _: AnyEvent) -> DeviceCase:
     if data.pod_uid:
         return case.with_pod(data.pod_uid, proposed=data.attempt, proposals=data.attempt)
-    proposal = Proposal(data.step, data.attempt, data.deadline)
+    late = not case.proposals and case.verdict == HEALTHY
+    proposal = Proposal(data.step, data.attempt, data.deadline, late)
     return case.having(proposal=proposal, proposals=case.proposals + 1, passed="")
 
 

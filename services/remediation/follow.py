@@ -89,11 +89,15 @@ def _suspect(case: DeviceCase, given: Given) -> Payload | None:
     }
     if case.passed in ends:
         return device.close(case, ends[case.passed], given.now, given.policy)
-    if _healthy_for(
+    acts = case.struck_out and not (given.policy.dry_run and case.dry_refused)
+    # Healthy windows that a new holder finds after a fatal strike come too late: whoever had been there then
+    # would have asked for the quarantine at once.
+    late = case.proposal.late if case.proposal is not None else not case.proposals
+    if not (acts and case.needed == 1 and late) and _healthy_for(
         case, given.policy.strikes.clear_windows, given.policy.strikes.clear_s, given.context, given.now
     ):
         return say.Cleared(epoch=case.epoch, streak=case.streak)
-    if case.struck_out and not (given.policy.dry_run and case.dry_refused):
+    if acts:
         return _struck_out(case, given)
     deadline = _since(case) + given.policy.deadlines.after("suspect_s")
     return _passed(case, "suspect", deadline, given)

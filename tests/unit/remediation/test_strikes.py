@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.remediation import strikes
+from services.remediation import follow, strikes
 from services.remediation.case import DeviceCase, evolve
-from services.remediation.policy import Damping
+from services.remediation.context import Context, Given
+from services.remediation.policy import Damping, Policy
 from services.remediation.strikes import Mark
-from shared.events import Cause, event
+from shared.events import Cause, Payload, event
 from shared.events import remediation as say
 from shared.events.parts import Evidence
 from tests.unit.remediation.device_stage import DEVICE, START, evidence
@@ -91,3 +92,32 @@ def test_lesser_evidence_that_is_heard_before_the_next_step_takes_no_fatal_strik
         cause = Cause.source("b1", number)
         case = evolve(case, event(struck, DEVICE, cause=cause, source="/t", at=START))
     assert case.struck_out
+
+
+@pytest.mark.parametrize(("of", "follows"), [(1, say.StepProposed), (3, say.Cleared)])
+def test_healthy_windows_that_a_new_holder_finds_clear_all_but_a_fatal_strike(
+    of: int, follows: type[Payload]
+) -> None:
+    numbers = range(1, of + 1)
+    case = _told(
+        say.Opened(epoch=1, serial="S1", state="suspect", reason="79"),
+        *(
+            say.Struck(epoch=1, strike=n, of=of, boot_id="b1", window_id=n, evidence_ids=(f"e{n}",), at=START)
+            for n in numbers
+        ),
+        say.HealthNoted(epoch=1, boot_id="b1", window_id=20, verdict="healthy", streak=10, codes=()),
+    )
+    assert case.struck_out
+    given_ = Given(Context(), START, Policy())
+    fact = follow.follow(case, given_)
+    assert isinstance(fact, follows)
+    if isinstance(fact, say.StepProposed):
+        assert follow.follow(_told(fact, case=case), given_) is None, "it waits for the budget"
+
+
+def _told(*facts: Payload, case: DeviceCase | None = None) -> DeviceCase:
+    case = case or DeviceCase(DEVICE)
+    for number, fact in enumerate(facts):
+        cause = Cause.source("b1", number)
+        case = evolve(case, event(fact, DEVICE, cause=cause, source="/t", at=START))
+    return case
