@@ -13,14 +13,16 @@ from shared.bus.nats import connect
 from shared.bus.past import past as past_of
 from shared.bus.port import Bus, Delivery, Subscription
 from shared.clock import SystemClock
-from shared.devices.keys import parse_uid
+from shared.devices.keys import check_node, parse, parse_uid
 from shared.errors import BadInput, Refused
 from shared.events import CATALOGUE, DOMAINS, AnyEvent, Unknown
+from shared.events.address import PREFIX
 from shared.host import logging
 from shared.host.settings import SharedSettings, load
 
 _CONNECT_S = 5.0
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_WORKLOAD = re.compile(r"(?:deployment|statefulset|replicaset|daemonset|job)-[a-z0-9][-a-z0-9.]*")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -54,27 +56,27 @@ async def bus(url: str) -> AsyncIterator[Bus]:
 
 
 def entity(asked: str) -> tuple[str, str]:
-    """Place and entity of a device's uid or of `place/entity`.
+    """Place and entity of a device's uid, of `node/key`, or of a workload's `namespace/kind-name`.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: it is none of them.
     """
-    try:
+    place, slash, name = asked.partition("/")
+    if not slash:
         return parse_uid(asked)
-    except BadInput:
-        place, slash, name = asked.partition("/")
-        if place and slash and name:
-            return place, name
-        raise
+    return check_node(place), name if _WORKLOAD.fullmatch(name) else parse(name).device
 
 
 def until(text: str, now: datetime) -> datetime:
-    """The moment `2h` from now, or an RFC 3339 time.
+    """The moment `2h` from now, or an RFC 3339 time that is still to come.
 
     Raises:
         BadInput: it is neither.
     """
-    return now + (now - since(text, now)) if _AGE.fullmatch(text) else since(text, now)
+    moment = _moment(text, now, 1, "--until")
+    if moment <= now:
+        raise BadInput("--until", f"{text!r} is over", "write 30m, 2h, 1d or a time to come")
+    return moment
 
 
 def since(text: str, now: datetime) -> datetime:
@@ -83,15 +85,19 @@ def since(text: str, now: datetime) -> datetime:
     Raises:
         BadInput: it is neither.
     """
+    return _moment(text, now, -1, "--since")
+
+
+def _moment(text: str, now: datetime, direction: int, option: str) -> datetime:
     age = _AGE.fullmatch(text)
-    if age:
-        return now - timedelta(seconds=float(age[1]) * _UNIT_S[age[2]])
     try:
+        if age:
+            return now + direction * timedelta(seconds=float(age[1]) * _UNIT_S[age[2]])
         moment = datetime.fromisoformat(text)
+    except OverflowError:
+        raise BadInput(option, f"{text!r} is out of range", "write 10m, 2h or 1d") from None
     except ValueError:
-        raise BadInput(
-            "--since", f"{text!r} is no time", "write 10m, 2h, 1d or 2026-11-30T12:00:00Z"
-        ) from None
+        raise BadInput(option, f"{text!r} is no time", "write 10m, 2h, 1d or 2026-11-30T12:00:00Z") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -102,10 +108,13 @@ class Filter:
         """Args: subject: the filter.
 
         Raises:
-            BadInput: an empty token, or `>` before the end.
+            BadInput: an empty token, `>` before the end, or no subject of ours passes.
         """
         tokens = subject.split(".")
-        if not all(tokens) or ">" in tokens[:-1]:
+        ours = all(
+            token in ("*", ">", wanted) for token, wanted in zip(tokens, PREFIX.split("."), strict=False)
+        )
+        if not all(tokens) or ">" in tokens[:-1] or not ours:
             raise BadInput(
                 "--subject", f"{subject!r} is no subject filter", "write e.g. fleet.v1.remediation.>"
             )

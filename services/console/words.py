@@ -41,6 +41,12 @@ def _scale(fact: workload.ScaleOrdered | workload.ScaleApplied) -> str:
     return f"{fact.workload.kind} {fact.workload.name} {fact.from_} -> {fact.to} ({fact.mode})"
 
 
+_TAINT = {
+    "tainted": "node tainted: no usable device is left",
+    "not-last": "node not tainted: another device is usable",
+    "removed": "taint removed from the node",
+}
+
 _WORDS: dict[type[Any], Callable[[Any], str]] = {
     world.Heartbeat: lambda f: f"alive with {len(f.device_keys)} devices",
     world.Environment: lambda f: f"kernel {f.kernel or 'unknown'}",
@@ -90,6 +96,7 @@ _WORDS: dict[type[Any], Callable[[Any], str]] = {
     remediation.Retired: lambda f: f"retired: {f.reason}",
     remediation.Held: lambda f: f"held by {f.owner}: {f.reason}",
     remediation.HoldReleased: lambda f: f"released by {f.owner} to {f.to_state}",
+    remediation.NodeTainted: lambda f: _TAINT.get(f.outcome, f"taint {f.outcome}: {f.detail}"),
     remediation.CommandRefused: lambda f: f"command refused: {f.reason}",
     remediation.DeadlinePassed: lambda f: f"deadline of {f.state} passed ({f.timer})",
     remediation.StepRefused: lambda f: f"not acted on: {f.reason}",

@@ -30,7 +30,7 @@ def test_a_filter_reads_only_its_domain() -> None:
     assert len(Filter("fleet.>").domains) > 10
 
 
-@pytest.mark.parametrize("subject", ["", "fleet..v1", "fleet.>.v1", "fleet.v1.gossip.>"])
+@pytest.mark.parametrize("subject", ["", "fleet..v1", "fleet.>.v1", "fleet.v1.gossip.>", "fleet.v2.>", "foo"])
 def test_a_filter_that_can_match_nothing_is_refused(subject: str) -> None:
     with pytest.raises(BadInput, match="--subject"):
         Filter(subject)
@@ -45,11 +45,27 @@ def test_times_are_ages_or_dates() -> None:
         since("yesterday", NOW)
 
 
-def test_a_device_is_named_by_uid_or_by_node_and_key() -> None:
+@pytest.mark.parametrize("text", ["soon", "99999999999999d", "2020-01-01T00:00:00Z", "0s"])
+def test_a_hold_ends_at_a_time_to_come(text: str) -> None:
+    with pytest.raises(BadInput, match="--until"):
+        until(text, NOW)
+
+
+def test_an_age_beyond_the_calendar_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"--since.*out of range"):
+        since("99999999999999d", NOW)
+
+
+def test_a_device_is_named_by_uid_or_by_node_and_key_and_a_workload_by_kind_and_name() -> None:
     assert entity("nvidia-worker-3-0000:3b:00.0") == ("worker-3", "nvidia-0000-3b-00-0")
     assert entity("worker-3/nvidia-0000-3b-00-0") == ("worker-3", "nvidia-0000-3b-00-0")
-    with pytest.raises(BadInput, match="uid"):
-        entity("gpu0")
+    assert entity("live/deployment-rtmp-edge") == ("live", "deployment-rtmp-edge")
+
+
+@pytest.mark.parametrize("asked", ["gpu0", "nope/nope", "worker-*/>", "worker-1/", "Ü/nvidia-0000-3b-00-0"])
+def test_what_names_neither_device_nor_workload_is_refused(asked: str) -> None:
+    with pytest.raises(BadInput):
+        entity(asked)
 
 
 def test_found_devices_show_a_question_mark_for_unknown_counts() -> None:
