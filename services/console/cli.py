@@ -105,13 +105,20 @@ def run(service: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES
 
 
 @app.command()
-def provision(url: Url = DEFAULT_URL, *, json: Json = False) -> None:
+def provision(
+    url: Url = DEFAULT_URL,
+    *,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=5, help="Servers that hold each stream: 3 on a cluster of servers.")
+    ] = 1,
+    json: Json = False,
+) -> None:
     """Make or correct the streams and views on the bus; run again at will."""
     from services.console import read
     from services.console.show import as_json, console
     from shared.bus.provision import provision as reconcile
 
-    changes = asyncio.run(reconcile(url, access=read.access()))
+    changes = asyncio.run(reconcile(url, replicas=replicas, access=read.access()))
     if json:
         as_json([asdict(change) for change in changes])
     else:

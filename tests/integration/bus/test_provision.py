@@ -108,3 +108,9 @@ async def test_a_full_log_refuses_for_now_and_throws_nothing_away(bus: NatsBus) 
     assert full
     await bus.link.api("STREAM.UPDATE.FLEET_REMEDIATION", log)
     await bus.append(struck(20), last)
+
+
+async def test_more_replicas_than_there_are_servers_are_refused_with_the_servers_word(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path) as server:
+        with pytest.raises(FleetError, match="replicas > 1 not supported in non-clustered mode"):
+            await provision(server.url, replicas=3)
