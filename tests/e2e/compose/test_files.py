@@ -19,8 +19,8 @@ def started(service: dict[str, Any]) -> str:
     return str(command[1]) if command[:1] == ["run"] else ""
 
 
-def test_compose_starts_every_service() -> None:
-    assert {started(service) for service in COMPOSE.values()} - {""} == set(SERVICES)
+def test_compose_starts_every_service_but_the_one_that_guards_a_bus_with_accounts() -> None:
+    assert {started(service) for service in COMPOSE.values()} - {""} == set(SERVICES) - {"authcallout"}
 
 
 def test_prometheus_asks_every_service_that_has_metrics() -> None:
