@@ -20,7 +20,8 @@ from shared.events import AnyEvent, Payload, world
 from shared.events import device as devices
 from shared.events import remediation as care
 from shared.events.parts import BATCH, HEALTHY, ONLINE, UNHEALTHY, PodRef, Slot, WorkloadRef
-from shared.kube.models import Pod
+from shared.kube.cache import PodCache
+from shared.kube.models import Change, ChangeKind, Keep, Pod
 
 FACTS: tuple[type[Payload], ...] = (
     world.Bound,
@@ -72,6 +73,13 @@ def unit_of(engine: str) -> str:
         return engine
 
 
+def kept(domain: str) -> Keep:
+    """What is read of a pod besides its own fields."""
+    labels = {f"{domain}/tier", "tier", f"{domain}/tenant"}
+    annotations = {LATENCY_P99_MS, f"{domain}/eviction"}
+    return Keep(labels=frozenset(labels), annotations=frozenset(annotations), quantities=False)
+
+
 class Picture:
     """The surroundings; one per lease."""
 
@@ -79,14 +87,13 @@ class Picture:
         """Args: domain: of labels and annotations, `media.example.com`."""
         self._domain = domain
         self.opt_out = f"{domain}/eviction"
-        self._pods: dict[str, Pod] = {}
+        self._pods = PodCache()
         self._owners: dict[str, WorkloadRef] = {}
         self._held: dict[str, dict[str, _Held]] = {}
         self._series: dict[str, Series] = {}
         self._faults: dict[tuple[str, str], dict[str, str]] = {}
         self._frozen: dict[str, str] = {}
         self._targets: dict[str, Target | BadInput] = {}
-        self.synced = False
 
     # ------------------------------------------------------------------ what is heard
 
@@ -139,10 +146,24 @@ class Picture:
 
     # ------------------------------------------------------------------ pods
 
+    @property
+    def synced(self) -> bool:
+        """Every pod that there was is known."""
+        return self._pods.synced
+
+    def hear_pod(self, change: Change[Pod]) -> None:
+        """Take one change of a watch."""
+        if change.item is None:
+            self._pods.take(change)
+        elif change.kind is ChangeKind.DELETED:
+            self.pod_gone(change.item)
+        else:
+            self.pod_is(change.item)
+
     def pod_is(self, pod: Pod) -> None:
         """A pod as it stands now."""
         before = self._pods.get(pod.uid)
-        self._pods[pod.uid] = pod
+        self._pods.take(Change(ChangeKind.MODIFIED, pod))
         value = pod.annotations.get(LATENCY_P99_MS)
         if value is None or self.tier(pod) != ONLINE:
             self._targets.pop(pod.uid, None)
@@ -152,10 +173,11 @@ class Picture:
             except BadInput as wrong:
                 self._targets[pod.uid] = wrong
 
-    def pod_gone(self, uid: str) -> None:
+    def pod_gone(self, pod: Pod) -> None:
         """A pod is deleted; all that is known of it goes too."""
-        for of in (self._pods, self._owners, self._series, self._targets):
-            of.pop(uid, None)
+        self._pods.take(Change(ChangeKind.DELETED, pod))
+        for of in (self._owners, self._series, self._targets):
+            of.pop(pod.uid, None)
 
     def owned(self, uid: str, workload: WorkloadRef) -> None:
         """Who made a pod."""
@@ -171,7 +193,7 @@ class Picture:
 
     def running(self) -> int:
         """Pods that run anywhere."""
-        return sum(1 for pod in self._pods.values() if pod.phase == "Running")
+        return sum(1 for pod in self._pods if pod.phase == "Running")
 
     def target(self, uid: str) -> Target | None:
         """What a pod promises; None when nothing (readable)."""
@@ -181,7 +203,9 @@ class Picture:
     def promised(self) -> Iterator[tuple[Pod, Target | BadInput]]:
         """Every online pod with an SLA annotation, with the target or what is wrong with it."""
         for uid, target in list(self._targets.items()):
-            yield self._pods[uid], target
+            pod = self._pods.get(uid)
+            if pod is not None:
+                yield pod, target
 
     def series(self, uid: str) -> Series:
         """A pod's samples."""

@@ -25,6 +25,7 @@ from shared.events import remediation as say
 from shared.events.parts import BATCH, BESTEFFORT, ONLINE, PodRef, WorkloadRef
 from shared.kube import models
 from shared.kube.models import EvictionOutcome
+from shared.kube.owners import Owners
 from shared.kube.port import Kube
 
 log = structlog.get_logger(__name__)
@@ -62,6 +63,7 @@ class Hand:
             still_ours: raises `LeaseLost` when another may act by now.
         """
         self._kube = kube
+        self._owners = Owners(kube.owner_workload)
         self._fleet = fleet
         self._clock = clock
         self._policy = policy
@@ -105,7 +107,7 @@ class Hand:
 
     async def _owner(self, pod: models.Pod) -> WorkloadRef | None:
         """What a replacement would be asked of: the Deployment behind the ReplicaSet."""
-        owner = await self._kube.owner_workload(pod)
+        owner = await self._owners.of(pod)
         if owner is None:
             return _controller(pod)
         return WorkloadRef(namespace=owner.namespace, kind=owner.kind, name=owner.name)

@@ -47,7 +47,7 @@ class PolicyFile(Generic[PolicyT]):
         Raises:
             BadInput: it is not valid, and there is no good policy to fall back to.
         """
-        self._path, self._service, self._model = path, service, policy
+        self._path, self._service, self.model = path, service, policy
         self._stamp = _stamp(path)
         self._policy = load_policy(path, service, policy)
 
@@ -62,7 +62,7 @@ class PolicyFile(Generic[PolicyT]):
             return False
         self._stamp = stamp
         try:
-            policy = load_policy(self._path, self._service, self._model)
+            policy = load_policy(self._path, self._service, self.model)
         except BadInput as error:
             _REJECTED.labels(self._service).inc()
             log.error("the policy file is not valid; the last good policy stays", reason=error.reason)

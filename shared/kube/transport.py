@@ -271,11 +271,16 @@ class Transport:
             await asyncio.sleep(wait_s)
 
 
+class Expired(Temporary):
+    """The resourceVersion or continue token is too old: list again."""
+
+
 def raise_for(answer: Answer, what: str) -> None:
     """Map a refused request to our errors; an accepted one passes.
 
     Raises:
         StaleWrite: 409, another writer was first.
+        Expired: 410.
         Temporary: 408, 429 and 5xx: later.
         Permanent: anything else: the request is wrong or not allowed.
     """
@@ -285,6 +290,8 @@ def raise_for(answer: Answer, what: str) -> None:
     match answer.status:
         case 409:
             raise StaleWrite(said, delay_s=0.05)
+        case 410:
+            raise Expired(said, delay_s=0.0)
         case 408 | 429 | 500 | 502 | 503 | 504:
             raise Temporary(said, delay_s=answer.retry_after_s or 1.0)
         case 401 | 403:

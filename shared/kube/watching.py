@@ -17,7 +17,7 @@ import orjson
 
 from shared.errors import Temporary
 from shared.kube.models import Change, ChangeKind
-from shared.kube.transport import Transport, raise_for
+from shared.kube.transport import Expired, Transport, raise_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -39,10 +39,6 @@ _SILENCE_S: Final = _WATCH_S + 15.0
 _BACKOFF_FIRST_S: Final = 0.1
 _BACKOFF_LAST_S: Final = 15.0
 _GONE: Final = 410
-
-
-class _Expired(Exception):  # noqa: N818 - the API's own word for it
-    """The resourceVersion is too old: list again."""
 
 
 @dataclass(slots=True)
@@ -78,7 +74,7 @@ class Watching(Generic[T]):
                     yield change
                 if not told and loop.time() - opened_s < _SHORT_S:
                     raise Temporary(f"watch {self.path}: closed as soon as it was open", delay_s=0.0)  # noqa: TRY301
-            except _Expired:
+            except Expired:
                 self._version = ""
             except Temporary as error:
                 failures += 1
@@ -94,8 +90,6 @@ class Watching(Generic[T]):
         while True:
             query = {**self.query, "limit": str(_PAGE)} | ({"continue": token} if token else {})
             answer = await self.transport.request("GET", self.path, query=query)
-            if answer.status == _GONE:
-                raise _Expired
             raise_for(answer, f"list {self.path}")
             meta = answer.body.get("metadata") or {}
             version = version or str(meta.get("resourceVersion", ""))
@@ -134,7 +128,7 @@ class Watching(Generic[T]):
                 raise Temporary(f"watch {self.path}: malformed line {line[:200]!r}") from error
             if kind == "ERROR":
                 if body.get("code") == _GONE:
-                    raise _Expired
+                    raise Expired(f"watch {self.path}: {body.get('message')}", delay_s=0.0)
                 raise Temporary(f"watch {self.path}: {body.get('code')} {body.get('message')}")
             self._version = _version(body) or self._version
             if kind == "BOOKMARK":

@@ -66,7 +66,7 @@ class FakeKube:
             ready=True,
             deleting=False,
             priority=0,
-            owner=Owner("ReplicaSet", f"{owner}-1", "u") if owner else None,
+            owner=Owner("ReplicaSet", f"{owner}-1", f"{owner}-1") if owner else None,
             created_at=None,
             resource_version="1",
             labels={"media.example.com/tier": tier},

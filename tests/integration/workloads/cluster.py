@@ -87,7 +87,7 @@ class Cluster:
             ready=True,
             deleting=False,
             priority=0,
-            owner=Owner("ReplicaSet", f"{owner or name}-rs", "x"),
+            owner=Owner("ReplicaSet", f"{owner or name}-rs", f"{owner or name}-rs"),
             created_at=self.clock.now() - timedelta(seconds=age_s),
             resource_version="1",
             labels={"media.example.com/tier": tier},
@@ -178,7 +178,12 @@ class Cluster:
     # ------------------------------------------------------------------ the port
 
     async def watch_pods(
-        self, *, node: str | None = None, namespace: str | None = None, labels: str | None = None
+        self,
+        *,
+        node: str | None = None,
+        namespace: str | None = None,
+        labels: str | None = None,
+        keep: models.Keep | None = None,
     ) -> AsyncIterator[Change[Pod]]:
         queue: asyncio.Queue[Change[Pod]] = asyncio.Queue()
         self._watchers.append(queue)

@@ -20,7 +20,7 @@ from shared.events import remediation as care
 from shared.events import workload as facts
 from shared.events.parts import Compatibility, PodRef, Slot, WorkloadRef
 from shared.events.world import AllocationsStated, Bound, HealthReported, Holding, Released, Sampled
-from shared.kube.models import EvictionAnswer, EvictionOutcome, Pod
+from shared.kube.models import Change, ChangeKind, EvictionAnswer, EvictionOutcome, Pod
 from shared.kube.models import PodRef as KubePodRef
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -190,7 +190,7 @@ def test_targets_follow_the_annotation_and_only_of_online_pods() -> None:
     assert target.latency_p99_ms == 200
     picture.pod_is(pod("a"))
     assert picture.target("u-a") is None
-    picture.pod_gone("u-b")
+    picture.hear_pod(Change(ChangeKind.DELETED, pod("b")))
     assert picture.pod("u-b") is None
     assert list(picture.promised()) == []
 

@@ -127,11 +127,11 @@ def test_a_409_means_another_pod_only_when_it_speaks_of_the_uid() -> None:
 
 
 def of_replica_set(name: str) -> dict[str, object]:
-    owner = {"kind": "ReplicaSet", "name": "".join(["r", "s"]), "uid": "1", "controller": True}
+    owner = {"kind": "ReplicaSet", "name": "rs", "uid": "1", "controller": True}
     return {
         "metadata": {
             "name": name,
-            "labels": {"app": "".join(["ed", "ge"])},
+            "labels": {"app": "edge"},
             "annotations": {"sla/latency-p99-ms": "50", "kubectl.kubernetes.io/last-applied": "x" * 1000},
             "ownerReferences": [owner],
         },
