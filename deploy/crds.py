@@ -126,7 +126,7 @@ KINDS = (
         columns={
             "Dry run": ".spec.dry_run",
             "Strikes": ".spec.strikes.count",
-            "In force": '.status.conditions[?(@.type=="InForce")].status',
+            "Accepted": '.status.conditions[?(@.type=="Accepted")].status',
         },
     ),
     Kind(
@@ -163,7 +163,7 @@ KINDS = (
         ),
         columns={
             "Dry run": ".spec.dry_run",
-            "In force": '.status.conditions[?(@.type=="InForce")].status',
+            "Accepted": '.status.conditions[?(@.type=="Accepted")].status',
         },
     ),
 )
@@ -304,13 +304,18 @@ def _status() -> Json:
     version = described["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     conditions = dict(version["properties"]["status"]["properties"]["conditions"])
     conditions["description"] = (
-        "InForce: this policy is what the service decides by. False: why it is not; the last good one stays."
+        "Accepted: this policy is what the service decides by. False: why it is not; the last good one stays."
     )
     return {
         "type": "object",
         "properties": {
             "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
             "conditions": conditions,
+            "lastGood": {
+                "type": "object",
+                "description": "The policy in force, for a service that starts while spec is not valid.",
+                "x-kubernetes-preserve-unknown-fields": True,
+            },
         },
     }
 

@@ -147,6 +147,7 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                 "Policies refused",
                 {
                     "{{service}}": "sum by (service) (increase(mediafleet_policies_rejected_total[1h]))",
+                    "{{kind}}": "sum by (kind) (increase(mediafleet_policy_resources_refused_total[1h]))",
                     "alert rules": "max(mediafleet_alerting_rules_broken)",
                 },
             ),
