@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import accumulate
 
 from prometheus_client import REGISTRY, Counter, Gauge
@@ -71,6 +72,8 @@ LANE_ALARMS = Gauge(
     "mediafleet_bus_lane_alarms", "Lanes that hold a tenth or more of max_ack_pending", ("service",)
 )
 PUBLISHED = Counter("mediafleet_bus_published", "Events that a stream took", _LABELS)
+published = lru_cache(PUBLISHED.labels)
+"""Its child for (service, domain)."""
 PUBLISH_RETRIES = Counter("mediafleet_bus_publish_retries", "Publishes and appends sent again", _LABELS)
 CONFLICTS = Counter("mediafleet_bus_conflicts", "Appends that another writer was ahead of", _LABELS)
 RECONNECTS = Counter("mediafleet_bus_reconnects", "Times the connection came back", ("service",))

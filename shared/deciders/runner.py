@@ -26,7 +26,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Generic, TypeVar
 
 import structlog
@@ -116,6 +116,9 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         self._some_skipped = asyncio.Event()
         self._step_seconds = metrics.STEP_SECONDS.labels(decider.domain)
         self._open_cases = metrics.OPEN_CASES.labels(decider.domain)
+        self._facts = lru_cache(partial(metrics.FACTS.labels, decider.domain))
+        self._log = log.bind()
+        self._untold: list[AnyEvent] = []
 
     # ------------------------------------------------------------------ what a service may ask of it
 
@@ -311,13 +314,22 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
                 # It may be stored: the same id again, until the lease is gone.
                 await asyncio.sleep(_RESEND_S)
         fold = self._folds.advance(of, fold, said, sequence)
-        metrics.FACTS.labels(self._decider.domain, fact.kind.fact).inc()
-        self._open_cases.set(self._folds.open_count)
-        log.info(
-            fact.kind.name, case=said.correlationid, of=of.about, event_id=said.id, cause=said.causationid
-        )
+        self._untold.append(said)
+        if len(self._untold) == 1:
+            # Told at the loop's next turn: while the next fact is on its way, not before it is sent.
+            asyncio.get_running_loop().call_soon(self._tell)
         self._hands.said(said, fold.case)
         return fold
+
+    def _tell(self) -> None:
+        """Log and count what was appended; in a context of its own, as the loop calls it."""
+        untold, self._untold = self._untold, []
+        for said in untold:
+            handling(said)
+            kind = said.data.kind
+            self._facts(kind.fact).inc()
+            self._log.info(kind.name, cause=said.causationid)
+        self._open_cases.set(self._folds.open_count)
 
     def _now(self, fold: Fold[CaseT]) -> datetime:
         now = self._clock.now()

@@ -23,6 +23,8 @@ from shared.errors import BadInput
 from shared.events.address import PREFIX, Address, Entity, whole_place
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "events.mediafleet.io")
+_NAMESPACE = NAMESPACE.bytes
+_LONGEST_SOURCE = 512
 CONTENT_TYPE = "application/cloudevents+json"
 SCHEMA_BASE = "https://mediafleet.io/schemas"
 MAX_BYTES = 512 * 1024
@@ -80,7 +82,9 @@ class Event(BaseModel, Generic[PayloadT_co]):
 
     specversion: Literal["1.0"] = "1.0"
     id: str = Field(min_length=1, max_length=128)
-    source: str = Field(min_length=1, max_length=512, description="/mediafleet/<service>/<instance>")
+    source: str = Field(
+        min_length=1, max_length=_LONGEST_SOURCE, description="/mediafleet/<service>/<instance>"
+    )
     type: str
     subject: str = Field(description="place/entity, as in the bus subject but unescaped")
     time: AwareDatetime
@@ -100,7 +104,7 @@ class Event(BaseModel, Generic[PayloadT_co]):
     @property
     def of(self) -> Entity:
         """What it is about."""
-        return self.address.of
+        return _entity(self.type, self.subject)
 
     def encode(self) -> bytes:
         """The wire form.
@@ -117,6 +121,8 @@ class Event(BaseModel, Generic[PayloadT_co]):
 
 
 AnyEvent = Event[Payload]
+_STATED = frozenset(Event.model_fields) - {"specversion", "datacontenttype"}
+"""The fields that `event` sets; the others have one value only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,26 +195,57 @@ def event(
     correlation = correlationid or cause.correlationid
     epoch = getattr(data, "epoch", None)
     envelope = CATALOGUE[(kind.domain, kind.fact)][1]
-    made = envelope(
-        id=id_,
-        source=source,
-        type=kind.type,
-        subject=about,
-        time=at,
-        dataschema=kind.dataschema,
-        traceparent=_traceparent(cause.traceparent, correlation or id_, id_),
-        correlationid=correlation,
-        causationid=cause.event_id,
-        epoch=epoch if isinstance(epoch, int) else None,
-        data=data,
+    if at.tzinfo is None:
+        raise BadInput("time", f"{kind.name} at {at} has no zone", "give the time in UTC")
+    if not 0 < len(source) <= _LONGEST_SOURCE:
+        raise BadInput(
+            "source", f"{source[:40]!r} is empty or too long", "say /mediafleet/<service>/<instance>"
+        )
+    return cast(
+        "Event[P]",
+        _trusted(
+            envelope,
+            {
+                "specversion": "1.0",
+                "id": id_,
+                "source": source,
+                "type": kind.type,
+                "subject": about,
+                "time": at,
+                "datacontenttype": "application/json",
+                "dataschema": kind.dataschema,
+                "traceparent": _traceparent(cause.traceparent, correlation or id_, id_),
+                "correlationid": correlation,
+                "causationid": cause.event_id,
+                "epoch": epoch if isinstance(epoch, int) else None,
+                "data": data,
+            },
+        ),
     )
-    return cast("Event[P]", made)
+
+
+def _trusted(envelope: type[AnyEvent], fields: dict[str, Any]) -> AnyEvent:
+    """An envelope of values that are known to be valid: the payload was validated when it was built.
+
+    To validate it all once more costs as much as everything else about an event; that the outcome is the same
+    is tested for every type.
+    """
+    made = object.__new__(envelope)
+    object.__setattr__(made, "__dict__", fields)
+    object.__setattr__(made, "__pydantic_fields_set__", set(_STATED))
+    object.__setattr__(made, "__pydantic_extra__", None)
+    object.__setattr__(made, "__pydantic_private__", None)
+    return made
 
 
 def fact_id(cause: str, kind: FactType, about: str, data: Payload) -> str:
     """The deterministic id of a fact: the same cause, type, subject and discriminator give the same id."""
     values = [_reach(data, path) for path in kind.discriminator]
-    return str(uuid.uuid5(NAMESPACE, "\n".join([cause, kind.type, about, *values])))
+    # `uuid.uuid5` without its objects: version and variant stand before the third and fourth group.
+    name = "\n".join([cause, kind.type, about, *values])
+    found = hashlib.sha1(_NAMESPACE + name.encode(), usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(found[16], 16) & 3]
+    return f"{found[:8]}-{found[8:12]}-5{found[13:16]}-{variant}{found[17:20]}-{found[20:32]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +324,11 @@ def _address(type_: str, about: str) -> Address:
     domain, fact, _ = type_.removeprefix("io.mediafleet.").split(".")
     place, _, entity = about.partition("/")
     return Address(domain, place, entity, fact)
+
+
+@lru_cache(maxsize=65536)
+def _entity(type_: str, about: str) -> Entity:
+    return _address(type_, about).of
 
 
 def _reach(data: BaseModel, path: str) -> str:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 
 from nats.aio.client import Client
-from nats.errors import Error
+from nats.errors import Error, MaxPayloadError
 
 from shared.errors import Refused
 
@@ -74,6 +74,31 @@ class FrameClient(Client):
         if self.only_tls and not self._server_info.get("tls_required"):
             raise OSError("it offers no TLS: check the address, or leave MEDIAFLEET_NATS_CA_FILE empty")
         return super()._connect_command()
+
+    def publish_now(self, subject: str, body: bytes, reply: str, headers: dict[str, str] | None) -> bool:
+        """Write one message to the socket at once, behind what waits for the flusher; False: not connected.
+
+        nats-py leaves it to a task of its own, at the loop's next turn: good for many together, a detour for
+        one alone. Header names and values are our own and need no check.
+
+        Raises:
+            MaxPayloadError: larger than the server takes.
+        """
+        if not self.is_connected or self._transport is None:
+            return False
+        if len(body) > self._max_payload:
+            raise MaxPayloadError
+        if headers:
+            lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+            head = f"NATS/1.0\r\n{lines}\r\n".encode()
+            first = f"HPUB {subject} {reply} {len(head)} {len(head) + len(body)}\r\n".encode()
+            command = b"".join((*self._pending, first, head, body, b"\r\n"))
+        else:
+            first = f"PUB {subject} {reply} {len(body)}\r\n".encode()
+            command = b"".join((*self._pending, first, body, b"\r\n"))
+        self._pending, self._pending_data_size = [], 0
+        self._transport.write(command)
+        return True
 
     async def _process_err(self, err_msg: str) -> None:
         if _EXPIRED in err_msg.lower():

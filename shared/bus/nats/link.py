@@ -42,6 +42,8 @@ STREAM_FULL = (10077, 10047, 10023)
 """The stream could not store it (maximum bytes or messages exceeded), or the server has no room left."""
 ANSWER_WITHIN_S = 2.0
 """For one request; a retry has the same id, so asking again is safe."""
+_ALONE = 2
+"""Requests under way up to which each is written at once; more leave together, as one write."""
 _PING_EVERY_S = 10
 _PENDING_BYTES = 8 << 20
 _RECONNECT_FIRST_S, _RECONNECT_MOST_S = 0.05, 2.0
@@ -214,7 +216,7 @@ class Link:
     async def send(
         self, subject: str, body: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Publish without an answer.
+        """Publish without an answer, together with what else is published in this turn of the loop.
 
         Raises:
             Disconnected: the connection is down; nothing is kept for later.
@@ -329,11 +331,20 @@ class Link:
         timer = asyncio.get_running_loop().call_later(within_s, _expire, waiting)
         self._waiting[token] = waiting
         try:
-            await self.send(waiting.subject, body, reply=self._inbox + token, headers=headers)
+            if len(self._waiting) > _ALONE or not self._send_now(waiting.subject, body, token, headers):
+                await self.send(waiting.subject, body, reply=self._inbox + token, headers=headers)
             return await waiting.done
         finally:
             timer.cancel()
             del self._waiting[token]
+
+    def _send_now(self, subject: str, body: bytes, token: str, headers: dict[str, str] | None) -> bool:
+        try:
+            return self._up.is_set() and self._nc.publish_now(subject, body, self._inbox + token, headers)
+        except MaxPayloadError:
+            raise Permanent(f"{len(body)} bytes are more than the server takes", field="data") from None
+        except (OSError, RuntimeError) as error:
+            raise Disconnected(f"{subject}: {error}") from error
 
     def _on_reply(self, message: Frame) -> None:
         waiting = self._waiting.get(message.subject.rpartition(".")[2])

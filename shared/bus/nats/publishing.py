@@ -150,7 +150,8 @@ async def _say(
     again_s = _AGAIN_FIRST_S
     while True:
         try:
-            await link.until_connected(max(0.0, until_s - loop.time()))
+            if not link.connected:
+                await link.until_connected(max(0.0, until_s - loop.time()))
             left_s = until_s - loop.time()
             answer = await link.request(
                 subject, body, headers=headers, within_s=min(ANSWER_WITHIN_S, max(left_s, 0.05))
@@ -173,7 +174,7 @@ async def _say(
                 raise Temporary(f"{subject}: its stream is full", delay_s=_FULL_AGAIN_S) from error
             raise Permanent(f"{subject}: {error.description}") from error
         else:
-            metrics.PUBLISHED.labels(link.service, domain).inc()
+            metrics.published(link.service, domain).inc()
             return ack
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import uuid
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from shared.errors import BadInput
 from shared.events import CATALOGUE, AnyEvent, Cause, Entity, Event, Unknown, decode, event
-from shared.events.envelope import MAX_BYTES
+from shared.events.envelope import MAX_BYTES, NAMESPACE
 from shared.events.parts import PodRef, WorkloadRef
 from shared.events.remediation import EvictionOrdered, Held, Struck
 from shared.events.workload import ScaleApplied
@@ -55,6 +56,37 @@ def test_every_event_is_a_cloudevent(made: AnyEvent) -> None:
     assert datetime.fromisoformat(wire["time"]).tzinfo is not None
     assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", wire["traceparent"])
     assert wire["dataschema"].endswith(f"{made.data.kind.name}.v1.json")
+
+
+@pytest.mark.parametrize("made", EVERY_SAMPLE)
+def test_an_event_is_built_as_its_validation_would_build_it(made: AnyEvent) -> None:
+    stated = {name: getattr(made, name) for name in type(made).model_fields if name in made.model_fields_set}
+    validated = type(made).model_validate(stated)
+    assert made == validated
+    assert made.model_fields_set == validated.model_fields_set
+    assert list(made.__dict__) == list(validated.__dict__)
+    assert made.encode() == validated.encode()
+    assert (made.model_extra, repr(made)) == (None, repr(validated))
+    assert made.model_copy(update={"source": "/other"}).source == "/other"
+    with pytest.raises(ValidationError, match="frozen"):
+        made.id = "another"  # type: ignore[misc] # that it cannot be set is the test
+
+
+def test_an_id_is_a_uuid_of_version_five() -> None:
+    kind = HealthReported.kind
+    for window_id in range(50):
+        made = report(window_id)
+        name = "\n".join([f"source\nb1\n{window_id}", kind.type, made.subject, "b1", str(window_id)])
+        assert made.id == str(uuid.uuid5(NAMESPACE, name))
+
+
+def test_what_cannot_be_stated_is_refused_by_its_name() -> None:
+    data = report().data
+    with pytest.raises(BadInput, match="no zone"):
+        event(data, DEVICE, cause=Cause("k"), source=SOURCE, at=AT.replace(tzinfo=None))
+    for source in ("", "x" * 513):
+        with pytest.raises(BadInput, match="source"):
+            event(data, DEVICE, cause=Cause("k"), source=source, at=AT)
 
 
 @pytest.mark.parametrize("made", EVERY_SAMPLE)
