@@ -158,7 +158,7 @@ async def test_a_user_that_is_shut_out_goes_on_when_it_is_let_in_again(guarded: 
 async def test_a_connection_closed_for_good_ends_its_consumption_with_the_reason(bus: NatsBus) -> None:
     async with bus.consume("bridge", (Heard().health(),)) as consumption:
         await asyncio.wait_for(consumption.until_caught_up(), 5)
-        await bus.link._nc._process_err("'User Authentication Expired'")
+        await bus.link._nc._process_err("'Maximum Subscriptions Exceeded'")
         with pytest.raises(Refused, match="closed the connection"):
             await asyncio.wait_for(consumption.wait(), 5)
     with pytest.raises(Refused):

@@ -69,7 +69,7 @@ def tokens(api: Api, clock: Hand) -> Tokens:
 
 def made(kid: str = "ec", algorithm: str = "ES256", key: Any = EC, **other: Any) -> str:
     now = int(datetime.now(UTC).timestamp())
-    claims = {"iss": "https://api", "aud": ["nats"], "sub": "s", "iat": now, "exp": now + 60, **other}
+    claims = {"iss": "https://api", "aud": ["nats"], "sub": "s", "iat": now, "exp": now + 3600, **other}
     return jwt.encode(
         {name: value for name, value in claims.items() if value is not None},
         key,
