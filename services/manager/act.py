@@ -12,9 +12,13 @@ from collections.abc import Awaitable, Callable
 import structlog
 from prometheus_client import Gauge
 
+from services.manager.conditions import conditions
 from services.manager.fleet import AllocationRow, DeviceRow, Fleet, Known, node_labels, spec, status
 from shared.bus.port import Bus, Disconnected
+from shared.clock import Clock
 from shared.errors import FleetError, Temporary
+from shared.kube.conditions import written
+from shared.kube.models import MediaResource
 from shared.kube.port import Kube
 
 log = structlog.get_logger(__name__)
@@ -26,10 +30,13 @@ _RETRY_S = (0.2, 10.0)
 class Projection:
     """Keeps everything that is projected in step with the fleet."""
 
-    def __init__(self, fleet: Fleet, bus: Bus, kube: Kube, domain: str, *, at_once: int) -> None:
-        """Args: at_once: devices written at the same time."""
+    def __init__(
+        self, fleet: Fleet, bus: Bus, kube: Kube, clock: Clock, *, domain: str, at_once: int
+    ) -> None:
+        """Args: clock: for the times in conditions. at_once: devices written at the same time."""
         self._fleet = fleet
         self._kube = kube
+        self._clock = clock
         self._domain = domain
         self._devices = bus.view("devices", DeviceRow)
         self._allocations = bus.view("allocations", AllocationRow)
@@ -39,6 +46,7 @@ class Projection:
         self._gate = asyncio.Semaphore(at_once)
         self._labels: dict[str, dict[str, str | None]] = {}
         self._specs: dict[str, object] = {}
+        self._stands: dict[str, MediaResource] = {}
 
     def resync(self) -> None:
         """Everything is written again, whatever stands there."""
@@ -99,15 +107,22 @@ class Projection:
         if known.state == "lost" and "removed" in known.reasons:
             await self._kube.delete_media_resource(name)
             self._specs.pop(name, None)
+            self._stands.pop(name, None)
         elif known.unified is not None:
             wanted = spec(known.unified)
             if self._specs.get(name) != wanted:
                 labels = {f"{self._domain}/node": known.node, f"{self._domain}/vendor": known.unified.vendor}
-                await self._kube.apply_media_resource(name, wanted, labels=labels)
+                self._stands[name] = await self._kube.apply_media_resource(name, wanted, labels=labels)
                 self._specs[name] = wanted
-            if await self._kube.patch_media_resource_status(name, status(known)) is None:
+            stands = self._stands[name]
+            lines = written(
+                conditions(known), stands.status, generation=stands.generation, now=self._clock.now()
+            )
+            now = await self._kube.patch_media_resource_status(name, {**status(known), "conditions": lines})
+            if now is None:
                 self._specs.pop(name, None)
                 raise Temporary(f"MediaResource {name} is gone: it is made again")
+            self._stands[name] = now
         labels_wanted = node_labels(self._domain, self._fleet.of_node(known.node))
         if self._labels.get(known.node) != labels_wanted:
             await self._kube.patch_node_labels(known.node, labels_wanted)

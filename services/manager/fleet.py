@@ -93,6 +93,7 @@ class Known:
     phase: str = HEALTHY_PHASE
     epoch: int = 0
     hold: str = ""
+    why: str = ""
     holdings: Mapping[str, world.Holding] = field(default_factory=dict)
 
     @property
@@ -195,15 +196,22 @@ def _fold(known: Known, event: AnyEvent) -> Known:  # noqa: C901, PLR0911 - one 
             return replace(known, phase="Held", epoch=epoch, hold=f"{owner}: {reason}")
         case remediation.HoldReleased(epoch=epoch, to_state=to_state):
             return replace(known, phase=_OPENED_AT.get(to_state, HEALTHY_PHASE), epoch=epoch, hold="")
-        case remediation.Opened(epoch=epoch, state=state):
-            return replace(known, phase=_OPENED_AT.get(state, "Suspect"), epoch=epoch)
+        case remediation.Opened(epoch=epoch, state=state, reason=reason):
+            return replace(known, phase=_OPENED_AT.get(state, "Suspect"), epoch=epoch, why=reason)
         case remediation.DeadlinePassed(timer="probation", epoch=epoch):
             return replace(known, phase="Validating", epoch=epoch)
         case remediation.Closed() if known.phase == "Retired":
             return known
         case remediation.CasePayload(epoch=epoch) as fact:
-            return replace(known, phase=_PHASE.get(type(fact), known.phase), epoch=epoch)
+            phase = _PHASE.get(type(fact), known.phase)
+            return replace(known, phase=phase, epoch=epoch, why=_why(known, fact, phase))
     return known
+
+
+def _why(known: Known, fact: remediation.CasePayload, phase: str) -> str:
+    if isinstance(fact, remediation.Quarantined | remediation.Retired):
+        return fact.reason
+    return "" if phase == HEALTHY_PHASE else known.why
 
 
 def spec(unified: UnifiedDevice) -> dict[str, Any]:

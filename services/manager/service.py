@@ -90,7 +90,10 @@ class Manager:
         """Register and project until the lease ends."""
         host, settings = self._host, self._settings
         async with connect(
-            host.shared.kube_url, component="mediafleet-manager", instance=host.shared.instance
+            host.shared.kube_url,
+            component="mediafleet-manager",
+            instance=host.shared.instance,
+            domain=host.shared.resource_domain,
         ) as kube:
             runner = self._runner = Runner(
                 host.bus,
@@ -103,7 +106,12 @@ class Manager:
                 compact_after_s=lambda _: settings.compact_after_s,
             )
             self._projection = Projection(
-                self._fleet, host.bus, kube, host.shared.resource_domain, at_once=settings.project_at_once
+                self._fleet,
+                host.bus,
+                kube,
+                host.clock,
+                domain=host.shared.resource_domain,
+                at_once=settings.project_at_once,
             )
             await self._recover()
             await together(

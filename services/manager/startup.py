@@ -13,10 +13,11 @@ from contextlib import aclosing
 import structlog
 
 from shared.errors import FleetError, Temporary
-from shared.kube.models import ChangeKind, Node
+from shared.kube.models import ChangeKind, Keep, Node
 from shared.kube.port import Kube
 
 _AGAIN_S = 1.0
+_KEEP = Keep(labels=frozenset(), annotations=frozenset())
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +47,7 @@ class Startup:
         await asyncio.Event().wait()
 
     async def _watch(self) -> None:
-        async with aclosing(self._kube.watch_nodes()) as changes:
+        async with aclosing(self._kube.watch_nodes(keep=_KEEP)) as changes:
             async for change in changes:
                 node = change.item
                 if node is None or change.kind is ChangeKind.DELETED:

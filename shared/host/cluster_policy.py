@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from shared.clock import Clock
 from shared.errors import FleetError, Permanent, Temporary
 from shared.host.policy import PolicyFile
+from shared.kube.conditions import Condition, written
 from shared.kube.models import Change, ChangeKind, ObjectRef, PolicyKind, PolicyResource
 
 PolicyT = TypeVar("PolicyT", bound=BaseModel)
@@ -225,23 +226,12 @@ class ClusterPolicy(Generic[PolicyT]):
 
 
 def status_of(resource: PolicyResource, *, accepted: bool, message: str, now: datetime) -> dict[str, Any]:
-    """A policy's status; the time of the condition is kept while its status stays."""
-    before: Mapping[str, Any] = next(
-        (each for each in resource.status.get("conditions") or () if each.get("type") == ACCEPTED), {}
+    """A policy's status."""
+    condition = Condition(
+        ACCEPTED, "True" if accepted else "False", "Valid" if accepted else "Invalid", message
     )
-    wanted = "True" if accepted else "False"
-    since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    condition = {
-        "type": ACCEPTED,
-        "status": wanted,
-        "observedGeneration": resource.generation,
-        "lastTransitionTime": before.get("lastTransitionTime", since)
-        if before.get("status") == wanted
-        else since,
-        "reason": "Valid" if accepted else "Invalid",
-        "message": message,
-    }
-    return {"observedGeneration": resource.generation, "conditions": [condition]}
+    lines = written((condition,), resource.status, generation=resource.generation, now=now)
+    return {"observedGeneration": resource.generation, "conditions": lines}
 
 
 def _text_of(resource: PolicyResource) -> tuple[str, int]:

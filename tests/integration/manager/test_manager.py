@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from random import Random
 
 import pytest
@@ -130,6 +131,44 @@ async def test_health_and_case_show_in_its_status(world: World) -> None:
         )
 
     await world.until(shown)
+
+
+async def test_conditions_say_since_when_and_survive_the_manager(world: World) -> None:
+    async def condition(kind: str) -> dict[str, object]:
+        stand = (await world.status()).get("conditions")
+        return (
+            next((dict(each) for each in stand if each["type"] == kind), {})
+            if isinstance(stand, list)
+            else {}
+        )
+
+    async def quarantined() -> bool:
+        return (await condition("Quarantined")).get("status") == "True"
+
+    async def in_use() -> bool:
+        return (await condition("Ready")).get("status") == "True"
+
+    first = world.start("0")
+    await world.say(Discovered(boot_id="b", n=1, device=found()))
+    await world.say(HealthReported(boot_id="b", window_id=1, verdict="healthy", streak=1))
+    await world.until(in_use)
+    await world.say(Quarantined(epoch=4, reason="3 strikes: XID 79", deadline=world.clock.now()))
+    await world.until(quarantined)
+    before = await condition("Quarantined")
+    assert (before["reason"], before["observedGeneration"]) == ("Quarantined", 1)
+    assert "3 strikes: XID 79" in str(before["message"])
+    assert (await condition("Ready"))["reason"] == "Quarantined"
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    written = len(world.api.access_log.find("patch", f"{NAME}/status"))
+    world.clock = SystemClock(start=world.clock.now() + timedelta(hours=1))
+    world.start("1")
+
+    async def again() -> bool:
+        return len(world.api.access_log.find("patch", f"{NAME}/status")) > written
+
+    await world.until(again)
+    assert (await condition("Quarantined"))["lastTransitionTime"] == before["lastTransitionTime"]
 
 
 async def test_what_a_node_removes_or_no_longer_states_is_lost_and_its_resource_deleted(world: World) -> None:
