@@ -114,7 +114,7 @@ async def test_an_api_server_that_is_away_is_asked_again_and_a_refusal_is_left(
 async def test_nodes_that_may_not_be_watched_leave_the_manager_at_work(
     kube: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(_: KubeClient, **_: object) -> AsyncIterator[None]:
+    async def refused(_: KubeClient, **__: object) -> AsyncIterator[None]:
         for reason in ("forbidden",):
             if reason:
                 raise Permanent(reason)
