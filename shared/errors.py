@@ -5,6 +5,7 @@
     ├── Permanent      never going to work: dead-lettered with its reason
     │   └── BadInput   something from outside is malformed: names the field and the fix
     ├── Conflict       another writer was first: reload and decide again (raised by the bus)
+    ├── Yields         this replica cannot go on and another may: the lease is left to it
     └── Refused        the environment cannot run us (an old server, a missing program): says what to do
 
 Library errors are mapped to these at the edge (`bus`, `kube`, `vendors`), once.
@@ -69,6 +70,10 @@ class Conflict(FleetError):  # noqa: N818 - the field's term for a failed expect
         super().__init__(f"{log}: expected last sequence {expected}, the log stands at {last}")
         self.expected = expected
         self.last = last
+
+
+class Yields(FleetError):  # noqa: N818 - says what the replica does
+    """This replica cannot go on, and another one may: it leaves the lease alone for a while."""
 
 
 class Refused(FleetError):  # noqa: N818 - what the program does with such an environment

@@ -29,7 +29,7 @@ from services.remediation.routing import TO_BUDGET, route
 from services.remediation.settings import RemediationSettings
 from shared.bus.port import Bus, Lease
 from shared.clock import Clock
-from shared.deciders import Effect, Outdated, Runner
+from shared.deciders import Effect, Runner
 from shared.errors import FleetError, Temporary
 from shared.events import AnyEvent, Entity, Payload, Unknown, device, world
 from shared.events import remediation as say
@@ -266,12 +266,7 @@ async def run(host: Host, settings: RemediationSettings) -> None:
 
         async def hold_office() -> None:
             await policy.known()
-            while True:
-                try:
-                    await host.while_active(active)
-                except Outdated as error:
-                    log.error("this version is too old; the lease is left to others", reason=str(error))
-                    await asyncio.sleep(settings.yield_s)
+            await host.while_active(active)
 
         await together(
             remediation=hold_office(),

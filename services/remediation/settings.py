@@ -19,6 +19,3 @@ class RemediationSettings(DecidingSettings):
     policy_look_s: float = Field(
         default=5.0, gt=0, description="How often the policy file is looked at for changes."
     )
-    yield_s: float = Field(
-        default=15.0, gt=5.0, description="How long a replica too old for a log leaves the lease to others."
-    )

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from shared.bus.past import SNAPSHOT
 from shared.bus.port import Bus, Recorded
 from shared.deciders.protocol import Decider
-from shared.errors import FleetError
+from shared.errors import Yields
 from shared.events import AnyEvent, Entity, Unknown
 
 CaseT = TypeVar("CaseT")
@@ -25,7 +25,7 @@ ContextT = TypeVar("ContextT")
 PolicyT = TypeVar("PolicyT")
 
 
-class Outdated(FleetError):  # noqa: N818 - says what this process is
+class Outdated(Yields):
     """A log holds a fact of a newer version: this replica must yield to one that knows it."""
 
     def __init__(self, of: Entity, kind: str) -> None:

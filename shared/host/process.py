@@ -24,7 +24,7 @@ from prometheus_client import Gauge, Info
 from shared.bus.nats import connect
 from shared.bus.port import Bus, Disconnected, Lease, LeaseLost
 from shared.clock import Clock, SystemClock
-from shared.errors import BadInput, FleetError
+from shared.errors import BadInput, FleetError, Yields
 from shared.host import health, logging
 from shared.host.settings import ServiceSettings, SharedSettings, load
 
@@ -39,6 +39,10 @@ _BUILD = Info("mediafleet_service", "Which service this process is.")
 
 _BUS_SILENT_S = 60.0
 """A bus that claims to be connected and does not answer for this long is a dead connection: restart."""
+
+_STAND_BY_S = 0.2
+_YIELD_S = 15.0
+"""How long a replica that yields leaves the lease to others; longer than a lease lasts."""
 
 log = structlog.get_logger()
 
@@ -65,11 +69,14 @@ class Host:
     async def while_active(self, act: Callable[[Lease], Awaitable[None]]) -> None:
         """Be the active replica whenever the lease can be had, for ever; a lost lease or bus means stand by.
 
+        What yields (a log holds facts of a newer version) leaves the lease to other replicas for a while.
+
         Args:
             act: consume and decide until something ends it.
         """
         self.ready()
         while True:
+            pause_s = _STAND_BY_S
             try:
                 async with self.bus.lease(self.service) as lease:
                     _ACTIVE.labels(self.service).set(1)
@@ -77,9 +84,12 @@ class Host:
                     await act(lease)
             except (LeaseLost, Disconnected) as error:
                 log.warning("standing by", reason=str(error))
+            except Yields as error:
+                log.error("the lease is left to others", reason=str(error), for_s=_YIELD_S)
+                pause_s = _YIELD_S
             finally:
                 _ACTIVE.labels(self.service).set(0)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(pause_s)
 
 
 Run = Callable[[Host, SettingsT], Awaitable[None]]
@@ -119,12 +129,14 @@ class _Watch:
         """Ask for ever."""
         self._bus, self._answered_s = bus, self._clock.monotonic()
         while True:
+            await asyncio.sleep(self._EVERY_S)  # first, too: a service starts before it has joined the bus
             try:
                 await bus.ping()
                 self._answered_s = self._clock.monotonic()
             except Disconnected as error:
                 log.warning("bus does not answer", reason=str(error))
-            await asyncio.sleep(self._EVERY_S)
+                if not bus.connected:  # known to be down, not dead: the silence begins when it is up again
+                    self._answered_s = self._clock.monotonic()
 
     def ready(self) -> str:
         """Why no work may come; empty when it may."""

@@ -29,7 +29,7 @@ async def serving(policy_file: Path | None = None) -> AsyncIterator[tuple[Site, 
     site = Site(policy())
     shared = SharedSettings(kube_url=server.url, instance="http", policy_file=policy_file)
     host = Host("remediation", shared, site.clock, MemoryBus(site.server, "remediation"))
-    own = RemediationSettings(policy_look_s=0.05, yield_s=6)
+    own = RemediationSettings(policy_look_s=0.05)
     site.resume(replica=False)
     service = asyncio.create_task(run(host, own), name="remediation")
     try:
