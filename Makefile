@@ -13,14 +13,14 @@ demo: $(VENV)/.demo ## a cluster in a process, a failing device, an SLA breach: 
 
 test: $(VENV)/.dev lint ## everything: lint, types, layers, tests, coverage
 	@rm -f .coverage .coverage.*
-	@COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest --cov --cov-report= $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup --cov --cov-report= $(ARGS)
 	@$(BIN)/coverage report
 
 lint: $(VENV)/.dev ## ruff, mypy, import layers, generated documents up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-timings
+	@$(BIN)/lint-imports
 	@$(BIN)/python -m shared.events.schemas --check
 
 bench: $(VENV)/.dev ## figures with their spread, ours against the raw library
