@@ -144,9 +144,9 @@ def discover(
     from services.console import rows
     from services.console.show import as_json, table
 
-    command = [sys.executable, "-m", "services.discovery.offline", "--root", str(root), "--node", node]
-    for each in capture or []:
-        command += ["--capture", each]
+    # With `=`, so that a value that begins with a dash is still a value.
+    command = [sys.executable, "-m", "services.discovery.offline", f"--root={root}", f"--node={node}"]
+    command += [f"--capture={each}" for each in capture or []]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603 - this very interpreter, no shell
     if done.returncode:
         raise typer.Exit(done.returncode)
@@ -267,6 +267,7 @@ def why(
         as_json(
             {
                 "event": event_json(found.event),
+                "lost": found.lost,
                 "causes": [event_json(event) for event in found.causes],
                 "effects": [{"depth": depth, **event_json(event)} for depth, event in found.effects],
             }
@@ -277,33 +278,52 @@ def why(
 
 def _say(fact: str, about: str, *, reason: str, until: str = "", url: str) -> None:
     """Say a person's word about a device or workload; its owner answers in its own log."""
-    from services.console import read
+    from pydantic import ValidationError
+
+    from services.console import read, rows
     from shared.events import CATALOGUE, Cause, event
+    from shared.events.envelope import bad_field
 
     request, now = str(uuid.uuid4()), datetime.now(UTC)
     word = {"request_id": request, "owner": getpass.getuser(), "reason": reason}
-    payload = CATALOGUE[("command", fact)][0].model_validate(
-        {**word, "until": read.until(until, now) if until else None}
-    )
-    said = event(payload, read.entity(about), cause=Cause.source("console", request), source=SOURCE, at=now)
-    _on_bus(url, lambda bus: bus.publish(said))
-    typer.echo(f"said as {said.id}; the answer stands in the device's log: mediafleet why {said.id}")
+    place, entity = read.entity(about)
+    try:
+        payload = CATALOGUE[("command", fact)][0].model_validate(
+            {**word, "until": read.until(until, now) if until else None}
+        )
+    except ValidationError as error:
+        raise bad_field(error, "say in a few words why") from error
+    said = event(payload, (place, entity), cause=Cause.source("console", request), source=SOURCE, at=now)
+
+    async def say(bus: Bus) -> None:
+        if not await rows.known(bus, place, entity):
+            raise BadInput("DEVICE", f"no device {place}/{entity} is known", "see `mediafleet devices`")
+        await bus.publish(said)
+
+    _on_bus(url, say)
+    typer.echo(f"said as {said.id}; the answer stands in its log: mediafleet why {said.id}")
 
 
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the log.")]
 Until = Annotated[str, typer.Option("--until", help="How long: 30m, 2h, 1d; empty: until released.")]
 Device = Annotated[str, typer.Argument(metavar="DEVICE", help="uid or node/key.")]
+Held = Annotated[
+    str,
+    typer.Argument(
+        metavar="DEVICE|WORKLOAD", help="uid or node/key, or namespace/kind-name: live/deployment-edge."
+    ),
+]
 
 
 @app.command()
-def hold(device: Device, reason: Reason, until: Until = "", url: Url = DEFAULT_URL) -> None:
-    """Keep everybody's hands off a device: no automatic step until it is released."""
+def hold(device: Held, reason: Reason, until: Until = "", url: Url = DEFAULT_URL) -> None:
+    """Keep everybody's hands off a device or workload: no automatic step until it is released."""
     _say("hold-requested", device, reason=reason, until=until, url=url)
 
 
 @app.command()
-def release(device: Device, reason: Reason, url: Url = DEFAULT_URL) -> None:
-    """End a hold."""
+def release(device: Held, reason: Reason, url: Url = DEFAULT_URL) -> None:
+    """End a hold; a device that was out, a retired one too, comes back by diagnosis and probation."""
     _say("release-requested", device, reason=reason, url=url)
 
 
@@ -311,6 +331,47 @@ def release(device: Device, reason: Reason, url: Url = DEFAULT_URL) -> None:
 def retire(device: Device, reason: Reason, url: Url = DEFAULT_URL) -> None:
     """Take a device out for good."""
     _say("retire-requested", device, reason=reason, url=url)
+
+
+@app.command()
+def uninstall(
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    crds: Annotated[bool, typer.Option("--crds", help="The definitions of custom resources too.")] = False,
+    kube_url: Annotated[
+        str,
+        typer.Option(
+            envvar="MEDIAFLEET_KUBE_URL", help="API server by plain URL; empty: in-cluster, else kubeconfig."
+        ),
+    ] = "",
+    domain: Annotated[
+        str, typer.Option(envvar="MEDIAFLEET_RESOURCE_DOMAIN", help="Domain of labels, taints and resources.")
+    ] = "media.example.com",
+    startup_taint: Annotated[
+        str,
+        typer.Option(
+            envvar="MEDIAFLEET_MANAGER__STARTUP_TAINT", help="Key of the startup taint, if another."
+        ),
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Remove every taint, label, capacity entry and custom resource of ours; running pods are left alone."""
+    from services.console.removal import remove
+
+    done = asyncio.run(
+        remove(
+            kube_url,
+            domain=domain,
+            startup_taint=startup_taint,
+            definitions=crds,
+            yes=yes,
+            dry_run=dry_run,
+            machine=json,
+        )
+    )
+    if not done:
+        raise typer.Exit(1)
 
 
 def _on_bus(url: str, act: Callable[[Bus], Awaitable[T]]) -> T:
