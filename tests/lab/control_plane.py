@@ -57,6 +57,9 @@ class ApiServer:
             "--enable-admission-plugins=NodeRestriction",
             f"--service-cluster-ip-range={layout.services}",
             "--allow-privileged=true",
+            # It would take its own endpoint away when it stops; kube-proxy would then refuse its address to
+            # the whole node, and nobody could learn that it is back.
+            "--endpoint-reconciler-type=none",
             "--shutdown-delay-duration=0s",
         )
 
@@ -72,6 +75,23 @@ class ApiServer:
             return (await self.request("GET", "/readyz"))[0] == 200
         except OSError:
             return False
+
+    async def announce(self) -> None:
+        """Say once for all where the Service `kubernetes` leads."""
+        body = {
+            "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [self._layout.api_address], "conditions": {"ready": True}}],
+            "ports": [{"name": "https", "port": 443}],
+        }
+        path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+
+        async def there() -> bool:
+            return (await self.request("POST", path, body))[0] in (201, 409)
+
+        await until(
+            there, timeout_s=READY_S, otherwise=f"the API server takes no endpoint, see {self.daemon.log}"
+        )
 
     async def stop(self) -> None:
         """Stop it; whoever watches is cut off. It would wait for them much longer."""

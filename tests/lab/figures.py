@@ -6,11 +6,9 @@ Time to a running pod with and without a device, kubelet restart to registered a
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 import time
-from datetime import datetime
 from typing import Any
 
 from tests.lab.image import BUSYBOX
@@ -60,28 +58,21 @@ async def pods(lab: Lab) -> None:
     say(f"pod to Running, one encoder   {spread(device)}")
 
 
-def registered_at(story: Story) -> list[float]:
-    """When the bridge registered, seconds since the epoch."""
-    lines = [json.loads(line) for line in story.stage.named("bridge").log.read_text().splitlines()]
-    found = [line for line in lines if line["event"] == "registered"]
-    return [datetime.fromisoformat(line["timestamp"]).timestamp() for line in found]
-
-
 async def restarts(story: Story) -> None:
     """From the new kubelet's socket to the last resource registered."""
     took = []
-    resources = len(registered_at(story))
+    resources = len(story.registered_at())
     for _ in range(RESTARTS):
-        before = len(registered_at(story))
+        before = len(story.registered_at())
         await story.node.kill_kubelet()
         await story.node.start_kubelet()
 
         def again(wanted: int = before + resources) -> bool:
-            return len(registered_at(story)) >= wanted
+            return len(story.registered_at()) >= wanted
 
         await until(again, timeout_s=30, otherwise="the bridge does not register again")
         socket = story.node.root / "device-plugins/kubelet.sock"
-        took.append(max(registered_at(story)) - socket.stat().st_ctime)
+        took.append(max(story.registered_at()) - socket.stat().st_ctime)
     say(f"kubelet's socket to registered {spread(took)}")
 
 

@@ -165,6 +165,7 @@ async def _bring_up(lab: Lab, say: Say) -> None:
     async with asyncio.TaskGroup() as group:
         booting = [group.create_task(node.boot(lab.others(node))) for node in lab.nodes]
         await plane.api.ready()
+        await plane.api.announce()
         say("API server is ready")
         await plane.start_controllers()
         await plane.start_dns()

@@ -142,6 +142,35 @@ async def test_a_pod_outlives_its_kubelet(tidy: Lab) -> None:
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
 
 
+async def test_a_quantity_put_into_capacity_is_allocatable_and_outlives_kubelet_and_boot(tidy: Lab) -> None:
+    node = tidy.nodes[1]
+    path, memory = f"/api/v1/nodes/{node.name}", "media.example.com/gpu-memory"
+
+    async def shows(quantity: str | None, since: str = "") -> None:
+        async def true() -> bool:
+            status = (await tidy.api.request("GET", path))[1]["status"]
+            beaten = max(each["lastHeartbeatTime"] for each in status["conditions"])
+            found = {kind: status[kind].get(memory) for kind in ("capacity", "allocatable")}
+            return beaten > since and found == {"capacity": quantity, "allocatable": quantity}
+
+        await until(true, timeout_s=30, otherwise=f"{memory} is not {quantity}")
+
+    async def last_beat() -> str:
+        conditions = (await tidy.api.request("GET", path))[1]["status"]["conditions"]
+        return str(max(each["lastHeartbeatTime"] for each in conditions))
+
+    await tidy.api.request("PATCH", f"{path}/status", {"status": {"capacity": {memory: "8Gi"}}})
+    await shows("8Gi")
+    before = await last_beat()
+    await node.restart_kubelet()
+    await shows("8Gi", before)
+    before = await last_beat()
+    await node.reboot(tidy.others(node))
+    await shows("8Gi", before)
+    await tidy.api.request("PATCH", f"{path}/status", {"status": {"capacity": {memory: None}}})
+    await shows(None)
+
+
 async def test_the_api_server_can_be_away(tidy: Lab) -> None:
     await tidy.api.stop()
     await tidy.api.start()

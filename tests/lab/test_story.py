@@ -12,6 +12,7 @@ import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,19 @@ class Story:
 
         await self.until(f"{count} x {NVENC}", f"/api/v1/nodes/{self.node.name}", offered)
 
+    def registered_at(self) -> list[float]:
+        """When the bridge registered a resource, seconds since the epoch."""
+        log = self.stage.directory / "logs/bridge.log"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        found = [line["timestamp"] for line in lines if line["event"] == "registered"]
+        return [datetime.fromisoformat(each).timestamp() for each in found]
+
+    async def until_registered(self, times: int) -> None:
+        """Wait until the bridge has registered so often, and the node says what it may give."""
+        late = f"the bridge has not registered {times} times"
+        await until(lambda: len(self.registered_at()) >= times, timeout_s=30, otherwise=late)
+        await until_devices(self)
+
     async def run(self, name: str) -> dict[str, Any]:
         """Run a pod with an encoder."""
         container = {
@@ -130,7 +144,11 @@ async def told_on(lab: Lab) -> AsyncIterator[Story]:
             }
             for service in ("discovery", "bridge"):
                 await here.start(service, f"services.{service}", of_node)
-            yield Story(lab, tree, here)
+            story = Story(lab, tree, here)
+            yield story
+            for service in ("bridge", "discovery"):
+                await here.kill(service)
+            await story.until_allocatable(0)  # what the next test reads is not of this one
     finally:
         shutil.rmtree(folder)
         for each in made:
@@ -170,8 +188,7 @@ async def test_a_device_breaks_its_pod_is_evicted_and_its_successor_serves(story
     node = await story.get(f"/api/v1/nodes/{story.node.name}")
     offered = int(node["status"]["allocatable"][NVENC])
 
-    story.tree.lose(broken)
-    story.tree.fault_line(broken, 79)
+    break_device(story, first)
     gone = await story.until("first is going", f"{PODS}/first", lambda pod: not pod or going(pod))
     assert not gone or gone["metadata"]["uid"] == first["metadata"]["uid"]
     await story.until("first is gone", f"{PODS}/first", lambda pod: not pod)
@@ -187,6 +204,44 @@ async def test_a_device_breaks_its_pod_is_evicted_and_its_successor_serves(story
     await story.until_allocatable(offered)
     await story.until("the successor is well", resource, lambda found: found["status"]["phase"] == "Healthy")
     await story.run("second")
+
+
+async def test_a_killed_bridge_and_a_restarted_kubelet_leave_a_pod_alone_and_know_it_again(
+    story: Story,
+) -> None:
+    await until_devices(story)
+    before = await story.run("stays")
+    await story.stage.kill("bridge")
+    await story.node.restart_kubelet()
+    already = len(story.registered_at())
+    await story.stage.again("bridge")
+    await story.until_registered(2 * already)
+    after = await story.get(f"{PODS}/stays")
+    assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
+    break_device(story, before)
+    await story.until("the pod is evicted", f"{PODS}/stays", lambda pod: not pod or going(pod))
+
+
+async def test_an_api_server_that_is_away_gets_the_eviction_when_it_is_back(story: Story) -> None:
+    await until_devices(story)
+    pod = await story.run("waits")
+    await story.lab.api.stop()
+    break_device(story, pod)
+
+    def fenced() -> bool:
+        return '"event":"fenced"' in story.stage.named("bridge").log.read_text()
+
+    await until(fenced, timeout_s=20, otherwise="the device is not taken from the kubelet")
+    await story.lab.api.start()
+    gone = await story.until("the pod is evicted", f"{PODS}/waits", lambda found: not found or going(found))
+    assert not gone or gone["metadata"]["uid"] == pod["metadata"]["uid"]
+
+
+def break_device(story: Story, pod: dict[str, Any]) -> None:
+    """What the pod works on falls off the bus."""
+    broken = story.device_of(pod)
+    story.tree.lose(broken)
+    story.tree.fault_line(broken, 79)
 
 
 async def until_devices(story: Story) -> None:
