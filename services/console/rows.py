@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from shared.bus.port import Bus
+from shared.devices.keys import parse
+from shared.errors import BadInput
 
 
 class Row(BaseModel):
@@ -28,6 +30,16 @@ async def _rows(bus: Bus, view: str) -> list[dict[str, Any]]:
 async def devices(bus: Bus) -> list[dict[str, Any]]:
     """The manager's view of every device."""
     return await _rows(bus, "devices")
+
+
+async def known(bus: Bus, place: str, entity: str) -> bool:
+    """Whether the manager has seen the device (or the one it is part of); a workload always is."""
+    try:
+        key = parse(entity)
+    except BadInput:
+        return True
+    view = bus.view("devices", Row)
+    return any([(await view.get(f"{place}/{each}")) is not None for each in {key.device, key.physical}])
 
 
 async def cases(bus: Bus) -> list[dict[str, Any]]:

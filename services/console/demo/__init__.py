@@ -199,8 +199,19 @@ async def _on(here: Stage, audience: _Audience, seed: int, *, keep: bool) -> int
         if keep:
             audience.tell("left running until Ctrl-C; for other terminals:")
             audience.tell(f"export MEDIAFLEET_NATS_URL={here.nats_url} MEDIAFLEET_KUBE_URL={cluster.url}")
-            await asyncio.Event().wait()
+            await _tell_what_ends(here, audience)
     return 0 if passed else 1
+
+
+async def _tell_what_ends(here: Stage, audience: _Audience) -> None:
+    """Say when a process that was left running ends, for ever; the others go on."""
+    told: set[str] = set()
+    while True:
+        for each in here.running:
+            if each.process.returncode is not None and each.name not in told:
+                told.add(each.name)
+                audience.tell(f"{each.name} ended with {each.process.returncode}; its log: {each.log}")
+        await asyncio.sleep(0.5)
 
 
 async def _perform(

@@ -4,6 +4,8 @@ import pytest
 
 from services.console import rows
 from services.console.read import Filter, entity, since, until
+from shared.bus.memory import MemoryBus, MemoryServer
+from shared.clock import SystemClock
 from shared.errors import BadInput
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -66,6 +68,17 @@ def test_a_device_is_named_by_uid_or_by_node_and_key_and_a_workload_by_kind_and_
 def test_what_names_neither_device_nor_workload_is_refused(asked: str) -> None:
     with pytest.raises(BadInput):
         entity(asked)
+
+
+async def test_a_command_is_for_a_device_that_was_seen_or_for_a_workload() -> None:
+    bus = MemoryBus(MemoryServer(clock=SystemClock()), "console")
+    await bus.view("devices", rows.Row).put("w1/nvidia-0000-3b-00-0", rows.Row())
+    await bus.view("devices", rows.Row).put("w1/nvidia-0000-5e-00-0", None)
+    assert await rows.known(bus, "w1", "nvidia-0000-3b-00-0")
+    assert await rows.known(bus, "w1", "nvidia-0000-3b-00-0-mig-3-0")
+    assert await rows.known(bus, "w1", "nvidia-0000-5e-00-0"), "it was seen, and is gone"
+    assert await rows.known(bus, "live", "deployment-edge")
+    assert not await rows.known(bus, "w2", "nvidia-0000-3b-00-0")
 
 
 def test_found_devices_show_a_question_mark_for_unknown_counts() -> None:
