@@ -1,7 +1,7 @@
 """Time as something passed in, so that decisions can be replayed and tests run on virtual time.
 
-`SystemClock` follows the event loop's monotonic clock from one reading of the wall clock, so a loop on virtual
-time gives virtual dates too, and a jump of the wall clock never makes a deadline fire early.
+`SystemClock` follows the event loop's monotonic clock from one reading of the wall clock, so a loop on
+virtual time gives virtual dates too, and a jump of the wall clock never makes a deadline fire early.
 """
 
 from __future__ import annotations
