@@ -152,7 +152,8 @@ def _granted(case: BudgetCase, data: say.BudgetGranted, fact: AnyEvent) -> Budge
 def _remember(case: BudgetCase, key: Key, code: str, scopes: tuple[str, ...], at: datetime) -> BudgetCase:
     if key.step != _QUARANTINE or not code:
         return case
-    kept = tuple(one for one in case.recent if one.case != key.case and one.at > at - timedelta(hours=1))
+    since = at - timedelta(hours=1)
+    kept = tuple([one for one in case.recent if one.case != key.case and one.at > since])
     return replace(case, recent=(*kept, Recent(key.case, code, scopes, at))[-4096:])
 
 

@@ -29,8 +29,9 @@ _LOST = Counter("mediafleet_remediation_kubernetes_events_lost", "Kubernetes Eve
 _MOST_WAITING: Final = 2000
 _AT_ONCE: Final = 2
 _CALM_S: Final = 0.25
-"""Nothing is written before a case has had this long to go on: a storm of facts is one write of each case,
-and quarantines and evictions come before what is told about them."""
+_LONGEST_CALM_S: Final = 2.0
+"""Nothing is written before no fact was said for so long, or the longest time has passed: a storm of facts is
+one write of each case, and quarantines and evictions come before what is told about them."""
 _AGAIN_S: Final = 1.0
 
 Note = tuple[ObjectRef, str, str, Literal["Normal", "Warning"], str, ObjectRef | None]
@@ -87,12 +88,14 @@ class Record:
         self._view = bus.view("cases", CaseView)
         self._latest: dict[Entity, DeviceCase] = {}
         self._changed = asyncio.Event()
+        self._said_s = 0.0
         self._notes: asyncio.Queue[Note] = asyncio.Queue(_MOST_WAITING)
 
     def said(self, fact: AnyEvent, case: DeviceCase) -> None:
         """A fact of a device's case was appended."""
         self._latest[case.of] = case
         self._changed.set()
+        self._said_s = asyncio.get_running_loop().time()
         note = _note(fact, case)
         if note is None:
             return
@@ -111,7 +114,7 @@ class Record:
     async def _keep_view(self) -> None:
         while True:
             await self._changed.wait()
-            await asyncio.sleep(_CALM_S)
+            await self._calm()
             self._changed.clear()
             latest, self._latest = self._latest, {}
             for of, case in latest.items():
@@ -124,10 +127,17 @@ class Record:
                     await asyncio.sleep(_AGAIN_S)
                     break
 
+    async def _calm(self) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _LONGEST_CALM_S
+        await asyncio.sleep(_CALM_S)
+        while (left_s := min(until_s, self._said_s + _CALM_S) - loop.time()) > 0:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(left_s)
+
     async def _write_notes(self) -> None:
         while True:
             if self._notes.empty():
-                await asyncio.sleep(_CALM_S)
+                await self._calm()
             about, reason, note, kind, action, related = await self._notes.get()
             try:
                 await self._kube.record_event(about, reason, note, kind, action, related)

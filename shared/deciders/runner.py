@@ -119,6 +119,8 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
         self._facts = lru_cache(partial(metrics.FACTS.labels, decider.domain))
         self._log = log.bind()
         self._untold: list[AnyEvent] = []
+        self._hears = frozenset(hands.hears)
+        self._heard_own: set[str] = set()
 
     # ------------------------------------------------------------------ what a service may ask of it
 
@@ -209,10 +211,38 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
     # ------------------------------------------------------------------ the lane's jobs
 
     async def _hear(self, delivery: Delivery) -> None:
-        self._hands.observe(delivery.event)
-        of = self._hands.route(delivery.event)
+        if delivery.event.id in self._heard_own:
+            self._heard_own.discard(delivery.event.id)
+            return
+        await self._take(delivery.event)
+
+    async def _take(self, heard: AnyEvent) -> None:
+        self._hands.observe(heard)
+        of = self._hands.route(heard)
         if of is not None:
-            await self._step(of, delivery.event)
+            await self._step(of, heard)
+
+    def _pass_on(self, of: Entity, said: AnyEvent) -> None:
+        """Let another case hear an own fact now; its delivery, still on its way, is then only acknowledged.
+
+        The delivery stays the guarantee: it is not awaited before `caught_up`, nor forgotten when this fails.
+        """
+        if type(said.data) not in self._hears or self._consumption is None or not self.caught_up:
+            return
+        other = self._hands.route(said)
+        if other is not None and other != of:
+            self._consumption.submit(other.about, partial(self._hear_own, said))
+
+    async def _hear_own(self, said: AnyEvent) -> None:
+        handling(said)
+        try:
+            await self._take(said)
+        except (LeaseLost, Outdated):
+            raise
+        except Exception as error:  # noqa: BLE001 - met again, and answered for, when it is delivered
+            log.debug("an own fact waits for its delivery", reason=str(error))
+        else:
+            self._heard_own.add(said.id)
 
     async def _timed(self, of: Entity) -> None:
         known = self._folds.peek(of)
@@ -319,6 +349,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
             # Told at the loop's next turn: while the next fact is on its way, not before it is sent.
             asyncio.get_running_loop().call_soon(self._tell)
         self._hands.said(said, fold.case)
+        self._pass_on(of, said)
         return fold
 
     def _tell(self) -> None:

@@ -8,6 +8,7 @@ nats-py's.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -64,6 +65,7 @@ class FrameClient(Client):
         super().__init__()
         logging.getLogger("asyncio").addFilter(_worth_saying)
         self.takers: dict[int, Callable[[Frame], None]] = {}
+        self._writing = False
         self.only_tls = False
         """Say nothing, credentials least of all, to a server that does not speak TLS."""
         if "_process_msg" not in Client.__dict__:
@@ -75,11 +77,20 @@ class FrameClient(Client):
             raise OSError("it offers no TLS: check the address, or leave MEDIAFLEET_NATS_CA_FILE empty")
         return super()._connect_command()
 
-    def publish_now(self, subject: str, body: bytes, reply: str, headers: dict[str, str] | None) -> bool:
-        """Write one message to the socket at once, behind what waits for the flusher; False: not connected.
+    def ask(
+        self, subject: str, body: bytes, reply: str, headers: dict[str, str] | None, *, at_once: bool
+    ) -> bool:
+        """Send one message, behind what nats-py has still to write; False: not connected.
 
-        nats-py leaves it to a task of its own, at the loop's next turn: good for many together, a detour for
-        one alone. Header names and values are our own and need no check.
+        nats-py checks every header and leaves the writing to a task of its own; ours need no check, and one
+        alone need not wait for the loop's next turn.
+
+        Args:
+            subject: where to.
+            body: of the message.
+            reply: where its answer goes.
+            headers: names and values without line breaks.
+            at_once: write it now; else with all others of this turn of the loop.
 
         Raises:
             MaxPayloadError: larger than the server takes.
@@ -92,13 +103,24 @@ class FrameClient(Client):
             lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
             head = f"NATS/1.0\r\n{lines}\r\n".encode()
             first = f"HPUB {subject} {reply} {len(head)} {len(head) + len(body)}\r\n".encode()
-            command = b"".join((*self._pending, first, head, body, b"\r\n"))
+            command = b"".join((first, head, body, b"\r\n"))
         else:
             first = f"PUB {subject} {reply} {len(body)}\r\n".encode()
-            command = b"".join((*self._pending, first, body, b"\r\n"))
-        self._pending, self._pending_data_size = [], 0
-        self._transport.write(command)
+            command = b"".join((first, body, b"\r\n"))
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        if at_once:
+            self._write_pending()
+        elif not self._writing:
+            self._writing = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
         return True
+
+    def _write_pending(self) -> None:
+        self._writing = False
+        if self._pending and self.is_connected and self._transport is not None:
+            written, self._pending, self._pending_data_size = self._pending, [], 0
+            self._transport.write(b"".join(written))
 
     async def _process_err(self, err_msg: str) -> None:
         if _EXPIRED in err_msg.lower():

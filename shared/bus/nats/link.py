@@ -331,20 +331,24 @@ class Link:
         timer = asyncio.get_running_loop().call_later(within_s, _expire, waiting)
         self._waiting[token] = waiting
         try:
-            if len(self._waiting) > _ALONE or not self._send_now(waiting.subject, body, token, headers):
-                await self.send(waiting.subject, body, reply=self._inbox + token, headers=headers)
+            self._send_request(waiting.subject, body, token, headers)
             return await waiting.done
         finally:
             timer.cancel()
             del self._waiting[token]
 
-    def _send_now(self, subject: str, body: bytes, token: str, headers: dict[str, str] | None) -> bool:
+    def _send_request(self, subject: str, body: bytes, token: str, headers: dict[str, str] | None) -> None:
+        alone = len(self._waiting) <= _ALONE
         try:
-            return self._up.is_set() and self._nc.publish_now(subject, body, self._inbox + token, headers)
+            sent = self._up.is_set() and self._nc.ask(
+                subject, body, self._inbox + token, headers, at_once=alone
+            )
         except MaxPayloadError:
             raise Permanent(f"{len(body)} bytes are more than the server takes", field="data") from None
         except (OSError, RuntimeError) as error:
             raise Disconnected(f"{subject}: {error}") from error
+        if not sent:
+            raise Disconnected("the bus is not reachable")
 
     def _on_reply(self, message: Frame) -> None:
         waiting = self._waiting.get(message.subject.rpartition(".")[2])

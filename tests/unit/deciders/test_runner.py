@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -15,7 +15,7 @@ from shared.bus.port import Disconnected, LeaseLost
 from shared.clock import SystemClock
 from shared.deciders import Effect, Outdated, Runner
 from shared.errors import Permanent, Temporary
-from shared.events import Cause, Entity, event
+from shared.events import AnyEvent, Cause, Entity, Payload, event
 from shared.events import remediation as say
 from tests.unit.deciders.toy_decider import (
     ONE,
@@ -46,13 +46,14 @@ class Running:
         self.outside = MemoryBus(self.server, "outside")
         self.rules = rules
         self.hands = ToyHands()
+        self.decider = ToyDecider(rules)
         self.runner: Runner[Toy, str, Rules]
 
     async def live(self) -> None:
         """One holding of the lease."""
         self.runner = Runner(
             self.bus,
-            ToyDecider(self.rules),
+            self.decider,
             self.hands,
             policy=lambda: self.rules,
             clock=self.clock,
@@ -445,3 +446,53 @@ async def test_lines_logged_by_an_effect_carry_its_order_and_its_case() -> None:
                 "trace_id": ordered.traceparent.split("-")[1],
             }
         ]
+
+
+class Neighbours(ToyDecider):
+    """The other case answers once that one was opened."""
+
+    def decide(
+        self, case: Toy, cause: AnyEvent, context: str | None, now: datetime, policy: Rules
+    ) -> Payload | None:
+        if isinstance(cause.data, say.Opened):
+            return None if cause.id in case.applied else say.Opened(epoch=1, state="suspect", reason="too")
+        return super().decide(case, cause, context, now, policy)
+
+
+class NextDoor(ToyHands):
+    """Hears its own `opened`, for the other case."""
+
+    def route(self, heard: AnyEvent) -> Entity | None:
+        if isinstance(heard.data, say.Opened):
+            return OTHER if heard.of == ONE else None
+        return super().route(heard)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_own_fact_reaches_another_case_once_whichever_way_it_comes_first(fails: bool) -> None:  # noqa: FBT001 - a parameter
+    async with running(Rules(effect=False), start=False, faults=Faults(delay_s=0.1)) as toy:
+        toy.hands = NextDoor(hears=(say.HoldRequested, say.Opened))
+        toy.decider = Neighbours(toy.rules)
+        task = asyncio.create_task(toy.live())
+        await toy.until(lambda: hasattr(toy, "runner") and toy.runner.caught_up)
+        await toy.outside.publish(hold())
+        if fails:
+            gather = toy.hands.gather
+
+            async def away(of: Entity, case: Toy, cause: AnyEvent | None) -> str | None:
+                if of == OTHER:
+                    toy.hands.gather = gather  # type: ignore[method-assign] # the double's own
+                    raise Temporary("not yet")
+                return await gather(of, case, cause)
+
+            toy.hands.gather = away  # type: ignore[method-assign] # the double's own
+        await toy.said("opened", of=OTHER)
+        await toy.until(lambda: not toy.runner._heard_own)
+        answered = [fact for fact in toy.hands.said_facts if fact.of == OTHER]
+        assert [fact.causationid for fact in answered] == [toy.hands.said_facts[0].id]
+        seen = [
+            fact.id for fact in toy.hands.observed if fact.of == ONE and isinstance(fact.data, say.Opened)
+        ]
+        assert len(seen) == (2 if fails else 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
