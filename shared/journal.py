@@ -121,18 +121,24 @@ class Journal:
         return list(islice(self._window, limit))
 
     def acknowledge(self, number: int) -> None:
-        """The bus has every event up to this one."""
+        """The bus has every event up to this one.
+
+        Raises:
+            Refused: the disk is full, read-only or gone.
+        """
         while self._window and self._window[0][0] <= number:
             self._window.popleft()
         self._acknowledged = max(self._acknowledged, number)
         scratch = self._folder / f".{_ACKNOWLEDGED}.new"
-        # No fsync: after a crash an older number stands, and what follows it is said again under its old id.
-        scratch.write_text(str(self._acknowledged))
-        scratch.replace(self._folder / _ACKNOWLEDGED)
-        segments = _segments(self._folder)
-        for segment, following in pairwise(segments):
-            if int(following.name.removesuffix(_SUFFIX)) <= self._acknowledged + 1:
-                segment.unlink()
+        try:
+            # No fsync: after a crash an older number stands; what follows it is said again under its old id.
+            scratch.write_text(str(self._acknowledged))
+            scratch.replace(self._folder / _ACKNOWLEDGED)
+            for segment, following in pairwise(_segments(self._folder)):
+                if int(following.name.removesuffix(_SUFFIX)) <= self._acknowledged + 1:
+                    segment.unlink()
+        except OSError as error:
+            raise Refused(f"{self._folder} cannot be written ({error}); check the state directory") from error
         self._progress.set()
 
     async def until_empty(self) -> None:

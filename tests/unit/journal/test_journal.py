@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -176,3 +177,15 @@ def test_a_state_directory_that_cannot_be_used_is_refused_with_its_path(tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused, match="check the state directory"):
         Journal(tmp_path / "file" / "journal")
+
+
+def test_a_state_directory_that_goes_away_is_refused_with_its_path_when_the_bus_has_an_event(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "journal"
+    journal = Journal(folder)
+    journal.append(said(1))
+    shutil.rmtree(folder)
+    with pytest.raises(Refused, match="check the state directory"):
+        journal.acknowledge(1)
+    journal.close()
