@@ -4,9 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: help demo test lint bench lab lab-down protos docs lock clean
+.PHONY: help demo test test-lab lint bench lab lab-down protos docs lock clean
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/.demo ## a cluster in a process, a failing device, an SLA breach: watched live (ARGS="--seed 7 --keep")
 	@$(BIN)/mediafleet demo $(ARGS)
@@ -16,12 +16,17 @@ test: $(VENV)/.dev lint ## everything: lint, types, layers, tests, coverage
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup --cov --cov-report= $(ARGS)
 	@$(BIN)/coverage report
 
+test-lab: $(VENV)/.dev ## the Kubernetes suites on a real control plane and kubelets (root; see `make lab`)
+	@MEDIAFLEET_LAB=1 $(BIN)/python -m pytest tests/lab tests/contract/kube tests/contract/kubelet $(ARGS)
+
 lint: $(VENV)/.dev ## ruff, mypy, import layers, generated documents up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m shared.events.schemas --check
+	@$(BIN)/python -m deploy.crds --check
+	@$(BIN)/python -m deploy.dashboards --check
 
 bench: $(VENV)/.dev ## figures with their spread, ours against the raw library
 	@$(BIN)/python -m tests.bench $(ARGS)

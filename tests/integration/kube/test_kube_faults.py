@@ -55,7 +55,7 @@ async def test_a_refused_write_is_the_right_kind_of_error(
         (Fault(status=500), EvictionOutcome.FAILED),
         (Fault(status=504), EvictionOutcome.FAILED),
         (Fault(status=403), EvictionOutcome.FAILED),
-        (Fault(status=409), EvictionOutcome.REPLACED),
+        (Fault(status=409), EvictionOutcome.THROTTLED),  # a race of writers, not another pod
     ],
 )
 async def test_an_evictions_answer_is_classified(

@@ -1,5 +1,4 @@
 import logging as standard
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import orjson
@@ -11,15 +10,6 @@ from shared.errors import BadInput
 from shared.events import Cause, event
 from shared.events.world import HealthReported
 from shared.host import logging
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-    standard.getLogger().handlers.clear()
-    standard.getLogger().setLevel(standard.WARNING)
 
 
 def test_a_line_is_json_with_the_event_and_case_it_belongs_to(

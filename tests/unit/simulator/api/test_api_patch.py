@@ -95,12 +95,12 @@ def test_lists_with_a_merge_key_merge_by_it() -> None:
 
 
 def test_directives_delete_replace_and_keep() -> None:
-    taints = {"taints": [{"key": "a", "effect": "NoSchedule"}, {"key": "b", "effect": "NoSchedule"}]}
-    assert strategic_patch(taints, {"taints": [{"key": "a", "$patch": "delete"}]}) == {
-        "taints": taints["taints"][1:]
+    conditions = {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Disk", "status": "False"}]}
+    assert strategic_patch(conditions, {"conditions": [{"type": "Ready", "$patch": "delete"}]}) == {
+        "conditions": conditions["conditions"][1:]
     }
-    new = {"key": "c", "effect": "NoExecute"}
-    assert strategic_patch(taints, {"taints": [new, {"$patch": "replace"}]}) == {"taints": [new]}
+    new = {"type": "Memory", "status": "False"}
+    assert strategic_patch(conditions, {"conditions": [new, {"$patch": "replace"}]}) == {"conditions": [new]}
     assert strategic_patch({"a": 1}, {"$patch": "replace", "b": 2}) == {"b": 2}
     assert strategic_patch({"a": 1, "b": 1}, {"$retainKeys": ["b"], "b": 2}) == {"b": 2}
     assert strategic_patch({"x": ["a", "b"]}, {"$deleteFromPrimitiveList/x": ["a"]}) == {"x": ["b"]}
