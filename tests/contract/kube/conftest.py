@@ -24,7 +24,8 @@ from tests.lab.lab import Lab
 client: Any = kubernetes  # the library takes dicts as bodies, its stubs do not
 
 KUBECONFIG = os.environ.get("MEDIAFLEET_TEST_KUBECONFIG", "")
-DEFINITION = Path(__file__).parents[3] / "deploy/base/crd/mediaresources.yaml"
+CUSTOM = ("mediaresources", "remediationpolicies", "guardianpolicies")
+DEFINITIONS = [Path(__file__).parents[3] / f"deploy/base/crd/{plural}.yaml" for plural in CUSTOM]
 
 
 @pytest.fixture(scope="session")
@@ -44,24 +45,45 @@ def kubeconfig(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 async def define(kubeconfig: str) -> None:
-    """Make MediaResources known there, unless they are."""
+    """Make our custom resources known there, unless they are."""
     configuration = client.Configuration()
     await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
     async with client.ApiClient(configuration) as opened:
         extensions = client.ApiextensionsV1Api(opened)
-        definition = yaml.safe_load(DEFINITION.read_text())
-        try:
-            await extensions.create_custom_resource_definition(definition)
-        except client.ApiException as error:
-            if error.status != 409:
-                raise
-        async with asyncio.timeout(30):
-            while True:
-                found = await extensions.read_custom_resource_definition(definition["metadata"]["name"])
-                conditions = {each.type: each.status for each in found.status.conditions or ()}
-                if conditions.get("Established") == "True":
-                    return
-                await asyncio.sleep(0.05)
+        for path in DEFINITIONS:
+            definition = yaml.safe_load(path.read_text())
+            try:
+                await extensions.create_custom_resource_definition(definition)
+            except client.ApiException as error:
+                if error.status != 409:
+                    raise
+            await established(extensions, definition["metadata"]["name"])
+            await served(client.CustomObjectsApi(opened), definition["spec"])
+
+
+async def established(extensions: Any, name: str) -> None:
+    """Wait until the server serves what is defined."""
+    async with asyncio.timeout(30):
+        while True:
+            found = await extensions.read_custom_resource_definition(name)
+            conditions = {each.type: each.status for each in found.status.conditions or ()}
+            if conditions.get("Established") == "True":
+                return
+            await asyncio.sleep(0.05)
+
+
+async def served(custom: Any, spec: dict[str, Any]) -> None:
+    """Wait until its storage is there: right after it is established, a list is answered 429."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await custom.list_cluster_custom_object(spec["group"], "v1alpha1", spec["names"]["plural"])
+            except client.ApiException as error:
+                if error.status not in (404, 429):
+                    raise
+                await asyncio.sleep(0.1)
+            else:
+                return
 
 
 @pytest.fixture(params=["simulator", "real"])
