@@ -7,11 +7,12 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from services.remediation.record import CaseView
 from services.remediation.service import run
 from services.remediation.settings import RemediationSettings
-from services.simulator.api.resources import NODES, PODS
+from services.simulator.api.resources import NODES, PODS, REMEDIATION_POLICIES
 from services.simulator.api.server import ApiServer
 from shared.bus.memory import MemoryBus
 from shared.events import remediation as say
@@ -21,11 +22,15 @@ from tests.integration.remediation.remediation_site import DEVICE, NODE, Site, p
 
 
 @asynccontextmanager
-async def serving(policy_file: Path | None = None) -> AsyncIterator[tuple[Site, ApiServer]]:
+async def serving(
+    policy_file: Path | None = None, policy_spec: dict[str, Any] | None = None
+) -> AsyncIterator[tuple[Site, ApiServer]]:
     """A site whose replica is the whole service, against the simulated API server."""
     server = ApiServer(bookmark_s=0.05)
     await server.start()
     server.store.create(NODES, "", {"metadata": {"name": NODE}})
+    if policy_spec is not None:
+        server.store.create(REMEDIATION_POLICIES, "", {"metadata": {"name": "default"}, "spec": policy_spec})
     site = Site(policy())
     shared = SharedSettings(kube_url=server.url, instance="http", policy_file=policy_file)
     host = Host("remediation", shared, site.clock, MemoryBus(site.server, "remediation"))
@@ -77,6 +82,28 @@ async def test_a_policy_file_that_changes_is_followed(tmp_path: Path) -> None:
         await asyncio.sleep(0.2)
         await site.node.report()
         await site.said("quarantined", within_s=20)
+
+
+async def test_a_policy_resource_wins_over_the_file_and_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("remediation: {strikes: {count: 2}}\n", encoding="utf-8")
+    async with serving(path, {"strikes": {"count": 9}}) as (site, server):
+        await site.node.strike_out()
+        await site.until(lambda: site.names().count("struck") == 3, within_s=20)
+        assert "quarantined" not in site.names()
+        server.store.modify(
+            REMEDIATION_POLICIES, "", "default", lambda body: body.update(spec={"strikes": {"count": 3}})
+        )
+        await site.until(lambda: accepted(server) == ("True", 2), within_s=10)
+        await site.node.report()
+        await site.said("quarantined", within_s=20)
+
+
+def accepted(server: ApiServer) -> tuple[str, int]:
+    """The policy's condition, and of which generation it speaks."""
+    status = server.store.get(REMEDIATION_POLICIES, "", "default").get("status") or {}
+    condition: dict[str, Any] = next(iter(status.get("conditions", ())), {})
+    return condition.get("status", ""), condition.get("observedGeneration", 0)
 
 
 async def test_a_replica_too_old_for_a_log_leaves_the_lease_to_others() -> None:
