@@ -73,6 +73,12 @@ class State:
             unhealthy |= {id_ for id_ in each["unhealthy"] if id_.startswith(device)}
         return healthy, unhealthy
 
+    def may_give(self, node: str, device: str) -> bool:
+        """Whether a kubelet may give a device, or does already: what a held engine excludes is unhealthy."""
+        healthy, unhealthy = self.ids_of(node, device)
+        held = any(id_.startswith(device) for pod in self.pods() if pod.node == node for id_ in pod.ids)
+        return bool(healthy) and (held or not unhealthy)
+
 
 class SimulatedCluster:
     """A client of the simulator."""

@@ -154,11 +154,11 @@ class Story:
         await cluster.request("POST", "/simulator/v1/device-faults", {**fault, "kind": "heal"})
         await cluster.until(
             f"the kubelet of {node} may give {device} again",
-            lambda now: bool(now.ids_of(node, device)[0]) and not now.ids_of(node, device)[1],
+            lambda now: now.may_give(node, device),
             self.within_s,
         )
         self.checks.append(
-            Check("the device is allocatable again", passed=True, seen=f"every id of {device} is healthy")
+            Check("the device is allocatable again", passed=True, seen=f"ids of {device} are healthy again")
         )
         name = f"{node}-{device}"
         story = ("Quarantined", "Draining", "Diagnosing", "Probation", "Healthy")
