@@ -305,7 +305,7 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
                 return fold
             why = Cause.of(cause) if cause is not None else _follows(of, fold.last, fact)
             try:
-                fold = await self._append(of, fold, fact, why)
+                fold = await self._append(of, fold, fact, why, at=now)
             except Conflict:
                 fold = await self._reload(of)
         raise RuntimeError(
@@ -326,13 +326,15 @@ class Runner(Generic[CaseT, ContextT, PolicyT]):
             raise Outdated(of, fold.unknown)
         return fold
 
-    async def _append(self, of: Entity, fold: Fold[CaseT], fact: Payload, why: Cause) -> Fold[CaseT]:
+    async def _append(
+        self, of: Entity, fold: Fold[CaseT], fact: Payload, why: Cause, *, at: datetime | None = None
+    ) -> Fold[CaseT]:
         said = event(
             fact,
             of,
             cause=why,
             source=self._source,
-            at=self._now(fold),
+            at=at or self._now(fold),
             correlationid=self._hands.correlation(of, fact),
         )
         while True:

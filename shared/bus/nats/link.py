@@ -44,6 +44,8 @@ ANSWER_WITHIN_S = 2.0
 """For one request; a retry has the same id, so asking again is safe."""
 _ALONE = 2
 """Requests under way up to which each is written at once; more leave together, as one write."""
+_EXPIRE_EVERY_S = 0.05
+"""How exactly the end of a wait is kept."""
 _PING_EVERY_S = 10
 _PENDING_BYTES = 8 << 20
 _RECONNECT_FIRST_S, _RECONNECT_MOST_S = 0.05, 2.0
@@ -79,6 +81,7 @@ class _Waiting:
     subject: str
     done: asyncio.Future[Frame]
     several: list[Frame] | None = None
+    until_s: float = 0.0
 
 
 @dataclass
@@ -95,6 +98,7 @@ class Link:
     _up: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     _acks: list[str] = field(default_factory=list, repr=False)
     _flushing: asyncio.Future[None] | None = field(default=None, repr=False)
+    _expiring: bool = False
     _tries: int = 0
     _closing: bool = False
     _last_error: str = ""
@@ -328,14 +332,28 @@ class Link:
         self, waiting: _Waiting, body: bytes, headers: dict[str, str] | None, within_s: float
     ) -> Frame:
         token = str(next(self._numbers))
-        timer = asyncio.get_running_loop().call_later(within_s, _expire, waiting)
+        loop = asyncio.get_running_loop()
+        waiting.until_s = loop.time() + within_s
         self._waiting[token] = waiting
+        if not self._expiring:
+            self._expiring = True
+            loop.call_later(_EXPIRE_EVERY_S, self._expire)
         try:
             self._send_request(waiting.subject, body, token, headers)
             return await waiting.done
         finally:
-            timer.cancel()
             del self._waiting[token]
+
+    def _expire(self) -> None:
+        """One timer for all: one for each request would cost more than the rest of its waiting."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for waiting in self._waiting.values():
+            if waiting.until_s <= now_s and not waiting.done.done():
+                waiting.done.set_exception(Disconnected(f"{waiting.subject}: no answer in time"))
+        self._expiring = bool(self._waiting)
+        if self._expiring:
+            loop.call_later(_EXPIRE_EVERY_S, self._expire)
 
     def _send_request(self, subject: str, body: bytes, token: str, headers: dict[str, str] | None) -> None:
         alone = len(self._waiting) <= _ALONE
@@ -454,8 +472,3 @@ def checked(subject: str, body: bytes) -> dict[str, Any]:
 
 async def _unused(_: object) -> None:
     """What nats-py would call; frames are taken before."""
-
-
-def _expire(waiting: _Waiting) -> None:
-    if not waiting.done.done():
-        waiting.done.set_exception(Disconnected(f"{waiting.subject}: no answer in time"))
