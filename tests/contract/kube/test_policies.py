@@ -119,3 +119,9 @@ async def test_a_service_says_on_its_policy_that_it_is_in_force(
         1,
     )
     assert found.status["lastGood"] == {"generation": 1, "spec": {"grace_s": 40}}
+
+
+async def test_our_definitions_are_known_where_there_are_definitions(kube: KubeClient, real: str) -> None:
+    ours = ["guardianpolicies", "mediaresources", "remediationpolicies"]
+    assert await kube.definitions() == (ours if real else [])
+    assert not await kube.delete_definition("nobodys")
