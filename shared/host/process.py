@@ -44,6 +44,10 @@ _STAND_BY_S = 0.2
 _YIELD_S = 15.0
 """How long a replica that yields leaves the lease to others; longer than a lease lasts."""
 
+COLLECT_AFTER = (10_000, 20, 20)
+"""Thresholds of the garbage collector. Events make no cycles, so the default of 700 new objects only searches
+for what is not there: a twelfth of what it costs to consume one."""
+
 log = structlog.get_logger()
 
 
@@ -202,6 +206,7 @@ class _Process(Generic[SettingsT]):
             watching = asyncio.create_task(self._watch.run(bus), name="bus-watch")
             gc.collect()
             gc.freeze()  # what was loaded at start stays: no collection walks it again
+            gc.set_threshold(*COLLECT_AFTER)
             try:
                 await self._run(self._host, self._own)
             finally:

@@ -32,6 +32,7 @@ from shared.events import Cause, Entity, Event, event
 from shared.events.parts import Evidence
 from shared.events.remediation import Struck
 from shared.events.world import HealthReported
+from shared.host.process import COLLECT_AFTER
 
 DEVICES = 64
 BATCH = 500
@@ -69,12 +70,15 @@ def struck(window_id: int, of: Entity) -> Event[Struck]:
 
 @contextmanager
 def quiet_gc() -> Iterator[None]:
-    """What was made before is not searched again, as in a service that froze after its start."""
+    """What was made before is not searched again, and garbage is looked for as seldom as in a service."""
+    before = gc.get_threshold()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
     try:
         yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
 
 
