@@ -328,8 +328,14 @@ def release(device: Held, reason: Reason, url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
+def approve(device: Device, reason: Reason, url: Url = DEFAULT_URL) -> None:
+    """Let the step go on that waits for a person; `fleet/budget` ends a freeze of many alike faults."""
+    _say("approve-requested", device, reason=reason, url=url)
+
+
+@app.command()
 def retire(device: Device, reason: Reason, url: Url = DEFAULT_URL) -> None:
-    """Take a device out for good."""
+    """Take a device out for good: no new pod gets it; those that run on it stay until they end."""
     _say("retire-requested", device, reason=reason, url=url)
 
 

@@ -431,9 +431,9 @@ def _probation_started(case: DeviceCase, data: say.ProbationStarted, fact: AnyEv
     return _to(case, State.PROBATION, fact.time).having(until=data.until, validated=False)
 
 
-def _readmitted(case: DeviceCase, _: say.Readmitted, fact: AnyEvent) -> DeviceCase:
+def _readmitted(case: DeviceCase, data: say.Readmitted, fact: AnyEvent) -> DeviceCase:
     return _to(case, State.READMITTED, fact.time).having(
-        until=None, taint_order=fact if case.tainted else None
+        until=None, taint_order=fact if case.tainted or data.untaint else None
     )
 
 

@@ -70,6 +70,7 @@ class Context:
         looks: live looks at pods by uid; None: not looked at, or the API server did not answer.
         memory: for an empty log.
         totals: devices by budget scope, for percentages; a scope that is missing is not known.
+        tainted_by_other: another device's case has tainted the node.
         open_cases: every open device case by `place/entity`, for the budget's comparison; None: not now.
     """
 
@@ -80,6 +81,7 @@ class Context:
     memory: Memory = Memory()
     totals: Mapping[str, int] = field(default_factory=dict)
     open_cases: Mapping[str, DeviceCase] | None = None
+    tainted_by_other: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,7 +332,8 @@ def _in_probation(case: DeviceCase, given: Given) -> Payload | None:
     passed = _passed(case, "probation", case.until or _since(case), given)
     if isinstance(passed, say.DeadlinePassed) and case.verdict == HEALTHY:
         opened = case.opened_at or _since(case)
-        return say.Readmitted(epoch=case.epoch, after_s=max((given.now - opened).total_seconds(), 0.0))
+        after_s = max((given.now - opened).total_seconds(), 0.0)
+        return say.Readmitted(epoch=case.epoch, after_s=after_s, untaint=given.context.tainted_by_other)
     return passed
 
 

@@ -145,6 +145,7 @@ class Remediation:
             serial=self._fleet.serial(of.place, of.entity),
             looks=await self._looks(case, cause),
             memory=await self._memory(of, cause) if case.epoch == 0 and cause is not None else Memory(),
+            tainted_by_other=case.state is State.PROBATION and self._tainted_by_other(of),
         )
 
     async def act(self, effect: Effect, case: Case) -> Payload:
@@ -197,16 +198,18 @@ class Remediation:
         if not self._fleet.remembers:
             await self._load_memory()
         if self._fleet.remembers:
-            known = any(
-                other.place == of.place and isinstance(case, DeviceCase) and case.tainted
-                for other, case in self.runner.open_cases()
-            )
-            return self._fleet.memory(of, known_on_node=known)
+            return self._fleet.memory(of, known_on_node=self._tainted_by_other(of))
         data = cause.data
         counts = isinstance(data, world.HealthReported) and data.verdict == UNHEALTHY
         if counts or isinstance(data, _NEEDS_MEMORY):
             raise Temporary("whether this device had a case is not known while the API server is away")
         return Memory()
+
+    def _tainted_by_other(self, of: Entity) -> bool:
+        return any(
+            other.place == of.place and other != of and isinstance(case, DeviceCase) and case.tainted
+            for other, case in self.runner.open_cases()
+        )
 
     async def _load_memory(self) -> None:
         """Read what the cluster shows of earlier cases; left for later when the API server is away."""

@@ -283,7 +283,8 @@ def decode(subject: str, body: bytes) -> AnyEvent | Unknown:
     """
     expected = _expected(subject)
     if expected is None:
-        return Unknown(Address.parse(subject), _peek_id(body), body)
+        address = Address.parse(subject)
+        return Unknown(address, _peek_id(address, body), body)
     if len(body) > MAX_BYTES:
         raise BadInput("data", f"{len(body)} bytes are too large", f"keep an event below {MAX_BYTES} bytes")
     try:
@@ -308,15 +309,23 @@ CATALOGUE: dict[tuple[str, str], tuple[type[Payload], type[AnyEvent]]] = {}
 """(domain, fact) to payload class and its envelope; filled by importing `shared.events`."""
 
 
-def _peek_id(body: bytes) -> str:
+def _peek_id(address: Address, body: bytes) -> str:
+    """The id of a newer version's fact. What is no such fact is nobody's: it must not hold a log up."""
     try:
-        return _Peek.model_validate_json(body, extra="ignore").id
+        seen = _Peek.model_validate_json(body, extra="ignore")
     except ValidationError as error:
         raise bad_field(error, "send a CloudEvents 1.0 envelope") from error
+    if not seen.type.startswith(f"io.mediafleet.{address.domain}.{address.fact}.v"):
+        raise BadInput("type", f"{seen.type!r} came on {address.subject}", "publish each type on its subject")
+    if seen.subject != address.about:
+        raise BadInput("subject", f"{seen.subject!r} came on {address.subject}", f"say {address.about!r}")
+    return seen.id
 
 
 class _Peek(BaseModel):
     id: str = Field(min_length=1, max_length=128)
+    type: str
+    subject: str
 
 
 @lru_cache(maxsize=65536)

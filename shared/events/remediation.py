@@ -316,6 +316,10 @@ class Readmitted(CasePayload):
     """The device takes every pod again."""
 
     after_s: float = Field(ge=0, description="seconds since the case was opened")
+    untaint: bool = Field(
+        default=False,
+        description="another device's retirement tainted the node, which has a usable one again",
+    )
 
 
 @fact(

@@ -18,6 +18,9 @@ from shared.host.settings import read_section
 
 PolicyT = TypeVar("PolicyT", bound=BaseModel)
 
+SECTIONS = ("remediation", "guardian", "autoscaler")
+"""The services that have a policy; another name in the file is a slip that would change nothing."""
+
 _REJECTED = Counter("mediafleet_policies_rejected", "Policy files that were not valid.", ["service"])
 
 log = structlog.get_logger(__name__)
@@ -29,7 +32,7 @@ def load_policy(path: Path | None, service: str, policy: type[PolicyT]) -> Polic
     Raises:
         BadInput: a value is wrong; names the file, the section and the field.
     """
-    section = {} if path is None else read_section(path, service)
+    section = {} if path is None else read_section(path, service, known=SECTIONS)
     try:
         return policy.model_validate(section)
     except ValidationError as error:

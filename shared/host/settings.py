@@ -65,11 +65,16 @@ class _FileSection(PydanticBaseSettingsSource):
         return read_section(Path(path), name)
 
 
-def read_section(path: Path, name: str) -> dict[str, Any]:
+def read_section(path: Path, name: str, *, known: tuple[str, ...] = ()) -> dict[str, Any]:
     """One section of a YAML file; empty when it is absent.
 
+    Args:
+        path: the file.
+        name: of the section.
+        known: names that sections may have; any when empty.
+
     Raises:
-        BadInput: the file cannot be read, is no YAML mapping, or its section is none.
+        BadInput: the file cannot be read, is no YAML mapping, has another section, or its section is none.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -78,6 +83,9 @@ def read_section(path: Path, name: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where = " ".join(str(error).split())
         raise BadInput(str(path), f"is no YAML: {where}", "mend the file at that line") from error
+    strange = sorted(set(map(str, content)) - set(known)) if known and isinstance(content, dict) else []
+    if strange:
+        raise BadInput(f"{path}:{strange[0]}", "is no section", f"use one of {', '.join(known)}")
     section = content.get(name, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):
         raise BadInput(f"{path}:{name}", "is no mapping", "write `name: value` lines under it")

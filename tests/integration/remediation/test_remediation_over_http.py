@@ -108,7 +108,9 @@ def accepted(server: ApiServer) -> tuple[str, int]:
 
 async def test_a_replica_too_old_for_a_log_leaves_the_lease_to_others() -> None:
     async with serving() as (site, _):
-        site.server.store(DEVICE.address("reimagined").subject, b'{"id": "x"}')
+        newer = DEVICE.address("reimagined")
+        body = f'{{"id": "x", "type": "io.mediafleet.remediation.reimagined.v1", "subject": "{newer.about}"}}'
+        site.server.store(newer.subject, body.encode())
         await site.node.report()
         seats = site.server.seats
         await site.until(lambda: "remediation" in seats and seats["remediation"].released, within_s=20)

@@ -231,11 +231,17 @@ async def test_another_writer_makes_the_log_be_read_again() -> None:
         assert await toy.log() == ["opened", "cleared", "closed"]
 
 
+def newer(fact: str) -> tuple[str, bytes]:
+    """A fact of a version to come, and the subject it is said on."""
+    address = ONE.address(fact)
+    kind = f"io.mediafleet.{address.domain}.{fact}.v1"
+    return address.subject, f'{{"id": "{fact}", "type": "{kind}", "subject": "{address.about}"}}'.encode()
+
+
 async def test_nothing_is_appended_to_a_log_with_a_fact_of_a_newer_version() -> None:
     async with running(start=False) as toy:
-        unknown = ONE.address("reimagined").subject
-        toy.server.store(unknown, b'{"id": "x"}')
-        toy.server.store(ONE.address("reimagined-too").subject, b'{"id": "y"}')
+        toy.server.store(*newer("reimagined"))
+        toy.server.store(*newer("reimagined-too"))
         opened = event(
             say.Opened(epoch=1, state="suspect", reason="r"),
             OTHER,
@@ -255,7 +261,7 @@ async def test_a_newer_version_that_comes_between_makes_it_yield() -> None:
         task = asyncio.create_task(toy.live())
         await toy.outside.publish(hold())
         await toy.said("opened")
-        toy.server.store(ONE.address("reimagined").subject, b'{"id": "x"}')
+        toy.server.store(*newer("reimagined"))
         await toy.outside.publish(release())
         with pytest.raises(Outdated):
             await asyncio.wait_for(task, 100)

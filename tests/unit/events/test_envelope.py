@@ -270,7 +270,10 @@ def test_an_event_that_is_too_large_is_neither_said_nor_read() -> None:
 
 
 def test_an_event_of_an_unknown_type_is_kept_as_it_came() -> None:
-    raw = b'{"id": "from-the-future", "data": {"anything": [1]}}'
+    raw = (
+        b'{"id": "from-the-future", "type": "io.mediafleet.health.foretold.v1", "subject": "worker-3/gpu",'
+        b' "data": {"anything": [1]}}'
+    )
     read = decode("fleet.v1.health.worker-3.gpu.foretold", raw)
     assert isinstance(read, Unknown)
     assert (read.id, read.body) == ("from-the-future", raw)
@@ -282,6 +285,20 @@ def test_an_unknown_type_without_an_id_is_refused(raw: bytes) -> None:
     with pytest.raises(BadInput) as refused:
         decode("fleet.v1.health.worker-3.gpu.foretold", raw)
     assert refused.value.field in {"id", "body"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "about", "field"),
+    [
+        ("io.mediafleet.health.reported.v1", "worker-3/gpu", "type"),
+        ("io.mediafleet.health.foretold.v1", "worker-4/gpu", "subject"),
+    ],
+)
+def test_what_calls_itself_otherwise_is_no_newer_fact(kind: str, about: str, field: str) -> None:
+    raw = json.dumps({"id": "i", "type": kind, "subject": about}).encode()
+    with pytest.raises(BadInput) as refused:
+        decode("fleet.v1.health.worker-3.gpu.foretold", raw)
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize("place", ["a/b", "/", "a/"])

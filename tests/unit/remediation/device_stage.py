@@ -84,6 +84,7 @@ class Stage:
         self.evictions: list[str] = []
         self.facts: list[AnyEvent] = []
         self.compare: dict[str, DeviceCase] | None = None
+        self.tainted_by_other = False
         self._window = 0
         self._count = 0
         self.engine: Engine[Case, Context, Policy] = Engine(
@@ -118,6 +119,7 @@ class Stage:
             memory=self.memory,
             totals=self.totals,
             open_cases=compare,
+            tainted_by_other=self.tainted_by_other,
         )
 
     def outcome(self, effect: Effect, case: Case, now: datetime) -> Payload | None:

@@ -685,6 +685,14 @@ def test_a_person_retires_a_device_from_any_state_and_can_bring_it_back() -> Non
     assert not stage.case.tainted
 
 
+def test_a_device_that_comes_back_takes_the_taint_off_that_another_ones_retirement_left() -> None:
+    stage = Stage()
+    stage.to_probation()
+    stage.tainted_by_other = True
+    stage.passes(620)
+    assert stage.names()[-3:] == ["readmitted", "node-tainted", "closed"]
+
+
 def test_a_retirement_heard_again_after_the_case_ended_does_not_open_another() -> None:
     stage = Stage()
     retired = stage.retire()
