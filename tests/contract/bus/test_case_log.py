@@ -9,7 +9,7 @@ import pytest
 from shared.bus.port import Bus
 from shared.errors import Conflict, Temporary
 from shared.events import Entity, Unknown
-from tests.contract.bus.world import KEY, LOG, NODE, World, struck, window
+from tests.contract.bus.world import KEY, LOG, NODE, World, newer, struck, window
 
 OTHER = Entity("remediation", NODE, "nvidia-0000-3b-00-0-mig-1-0")
 STRUCK = f"fleet.v1.remediation.{NODE}.{KEY}.struck"
@@ -144,7 +144,7 @@ async def test_purging_an_empty_log_is_nothing(bus: Bus) -> None:
 
 async def test_a_fact_of_a_later_version_is_read_as_unknown_and_counts(world: World, bus: Bus) -> None:
     sequence = await bus.append(struck(1), 0)
-    await world.raw(STRUCK.replace("struck", "foretold"), b'{"id": "from-the-future"}')
+    await world.raw(*newer(LOG.domain, "foretold", LOG.place, LOG.entity))
     found = [recorded async for recorded in bus.read(LOG)]
     assert isinstance(found[1].event, Unknown)
     with pytest.raises(Conflict):

@@ -10,7 +10,7 @@ from shared.bus.port import Bus, Disconnected
 from shared.errors import BadInput, Permanent
 from shared.events import Event, Unknown
 from shared.events.world import Diagnosed, HealthReported
-from tests.contract.bus.world import KEY, NODE, WITHIN_S, World, everything, report, window
+from tests.contract.bus.world import KEY, NODE, WITHIN_S, World, everything, newer, report, window
 
 
 async def test_a_fact_said_twice_is_stored_once(bus: Bus) -> None:
@@ -101,8 +101,8 @@ async def test_what_is_no_envelope_is_no_history(world: World, bus: Bus) -> None
 
 
 async def test_a_type_from_a_later_version_is_kept_as_it_came(world: World, bus: Bus) -> None:
-    body = b'{"id": "from-the-future"}'
-    await world.raw(f"fleet.v1.health.{NODE}.{KEY}.foretold", body)
+    subject, body = newer("health", "foretold")
+    await world.raw(subject, body)
     found = [recorded.event async for recorded in bus.history("health")]
     assert isinstance(found[0], Unknown)
     assert (found[0].id, found[0].body) == ("from-the-future", body)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from shared.bus.memory import MemoryBus, MemoryServer
 from shared.bus.port import Bus, Consumption, Delivery, Subscription
 from shared.clock import SystemClock
-from shared.events import AnyEvent, Cause, Entity, Event, Payload, event
+from shared.events import Address, AnyEvent, Cause, Entity, Event, Payload, event
 from shared.events.parts import PodRef
 from shared.events.remediation import HoldRequested, Struck
 from shared.events.workload import Rejected
@@ -21,7 +21,7 @@ AT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NODE = "worker-3"
 KEY = "nvidia-0000-3b-00-0"
 LOG = Entity("remediation", NODE, KEY)
-WITHIN_S = 8.0
+WITHIN_S = 30.0
 """For every fact that a test waits for."""
 
 
@@ -102,6 +102,13 @@ def report(window_id: int, *, place: str = NODE, key: str = KEY, **fields: Any) 
     """A health report; the window tells them apart."""
     data = HealthReported(boot_id="b1", window_id=window_id, verdict="healthy", streak=1, **fields)
     return event(data, (place, key), cause=Cause.source("b1", window_id), source="/mediafleet/test/0", at=AT)
+
+
+def newer(domain: str, fact: str, place: str = NODE, key: str = KEY) -> tuple[str, bytes]:
+    """A fact of a version to come: its subject and its body."""
+    kind = f"io.mediafleet.{domain}.{fact}.v1"
+    body = f'{{"id": "from-the-future", "type": "{kind}", "subject": "{place}/{key}"}}'
+    return Address(domain, place, key, fact).subject, body.encode()
 
 
 def bound(number: int, *, key: str = KEY) -> Event[Bound]:

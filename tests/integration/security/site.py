@@ -32,7 +32,7 @@ from shared.clock import SystemClock
 NAMESPACE = "mediafleet"
 TOKEN_ISSUER = "https://api.test"
 AUDIENCE = "nats"
-WITHIN_S = 8.0
+WITHIN_S = 30.0
 EVERYTHING = "root"
 """A user that may do all in the cluster's account, for the tests only."""
 
