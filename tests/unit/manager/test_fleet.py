@@ -7,7 +7,7 @@ from shared.events import remediation as said
 from shared.events.device import DeviceRejected, Lost, Registered
 from shared.events.envelope import Cause
 from shared.events.parts import Compatibility, PodRef, Slot
-from shared.events.world import AllocationsStated, Bound, HealthReported, Holding, Released
+from shared.events.world import AllocationsStated, Bound, Granted, HealthReported, Holding, Released
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = "nvidia-0000-3b-00-0"
@@ -128,3 +128,16 @@ def test_a_node_of_one_vendor_is_labelled_by_it_and_a_mixed_one_by_booleans() ->
 def test_a_hold_names_who_and_why() -> None:
     _, known = fleet(REGISTERED, said.Held(epoch=1, command_id="c", owner="ann", reason="looking"))
     assert status(known)["holds"] == ["ann: looking"]
+
+
+def test_a_probation_that_passed_ill_is_validating_again_and_a_budget_is_no_device() -> None:
+    passed = said.DeadlinePassed(epoch=2, timer="probation", deadline=NOW, state="probation")
+    _, known = fleet(REGISTERED, said.ProbationStarted(epoch=2, until=NOW), passed)
+    assert known.phase == "Validating"
+    frozen = said.Frozen(freeze_id="f", code="79", scope="cluster", cases=())
+    assert Fleet().hear(fact(frozen, "budget", "fleet")) == ()
+
+
+def test_what_the_projection_does_not_know_changes_nothing() -> None:
+    made, _ = fleet(REGISTERED)
+    assert made.hear(fact(Granted(allocation_id="a", resource="r"))) == ()
