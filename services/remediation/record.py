@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 _LOST = Counter("mediafleet_remediation_kubernetes_events_lost", "Kubernetes Events that were not written")
 _MOST_WAITING: Final = 2000
 _AT_ONCE: Final = 2
+_ROUNDING_S: Final = 0.001
 _CALM_S: Final = 0.25
 _LONGEST_CALM_S: Final = 2.0
 """Nothing is written before no fact was said for so long, or the longest time has passed: a storm of facts is
@@ -131,8 +132,13 @@ class Record:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _LONGEST_CALM_S
         await asyncio.sleep(_CALM_S)
-        while (left_s := min(until_s, self._said_s + _CALM_S) - loop.time()) > 0:  # noqa: ASYNC110 - no event says so
-            await asyncio.sleep(left_s)
+
+        # A timer may fire a rounding early: what is left then is nothing, not another wait of nothing.
+        def left_s() -> float:
+            return min(until_s, self._said_s + _CALM_S) - loop.time()
+
+        while left_s() > _ROUNDING_S:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(left_s())
 
     async def _write_notes(self) -> None:
         while True:
