@@ -10,8 +10,6 @@ single field can say is a `Rule` in CEL, with a message that says what to do.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from deploy import generated
 from services.guardian.policy import GuardianPolicy
 from services.remediation.policy import Policy as RemediationPolicy
 
@@ -322,21 +321,8 @@ def _status() -> Json:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check or write the files; 1 when one differs."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.crds", description=__doc__)
-    how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--check", action="store_true", help="1 when a file differs from its model")
-    how.add_argument("--write", action="store_true", help="write the files")
-    given = parser.parse_args(arguments)
-    stale = []
-    for kind in KINDS:
-        path = DIRECTORY / f"{kind.plural}.yaml"
-        if given.write:
-            path.write_text(text(kind), encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text(kind):
-            stale.append(path.name)
-    if stale:
-        sys.stderr.write(f"not as the models say: {', '.join(stale)}; run `python -m deploy.crds --write`\n")
-    return 1 if stale else 0
+    wanted = {DIRECTORY / f"{kind.plural}.yaml": text(kind) for kind in KINDS}
+    return generated.run("deploy.crds", __doc__, wanted, arguments)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ python -m deploy.dashboards --write      make them so
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from deploy import generated
 
 DIRECTORY = Path(__file__).parent / "components" / "monitoring" / "dashboards"
 
@@ -312,21 +312,8 @@ def text(name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check or write the files; 1 when one differs."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.dashboards", description=__doc__)
-    how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--check", action="store_true", help="1 when a file differs")
-    how.add_argument("--write", action="store_true", help="write the files")
-    given = parser.parse_args(arguments)
-    stale = []
-    for name in DASHBOARDS:
-        path = DIRECTORY / f"{name}.json"
-        if given.write:
-            path.write_text(text(name), encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text(name):
-            stale.append(path.name)
-    if stale:
-        sys.stderr.write(f"not as said: {', '.join(stale)}; run `python -m deploy.dashboards --write`\n")
-    return 1 if stale else 0
+    wanted = {DIRECTORY / f"{name}.json": text(name) for name in DASHBOARDS}
+    return generated.run("deploy.dashboards", __doc__, wanted, arguments)
 
 
 if __name__ == "__main__":

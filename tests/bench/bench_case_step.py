@@ -65,11 +65,11 @@ class Hands:
 
     async def act(self, effect: Effect, case: Case) -> Payload:
         """Never asked."""
-        raise NotImplementedError(effect, case)
+        raise AssertionError(f"this case has no effects, not {effect.key} in {case}")
 
     def failed(self, effect: Effect, error: Exception) -> Payload:
         """Never asked."""
-        raise NotImplementedError(effect) from error
+        raise AssertionError(f"this case has no effects, not {effect.key}") from error
 
     def said(self, fact: AnyEvent, case: Case) -> None:
         """Nothing."""
